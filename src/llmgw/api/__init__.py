@@ -1,0 +1,1 @@
+"""The wire between the roles: paths, JSON, client."""

@@ -1,0 +1,46 @@
+"""Every path of the control API, once: the route table and the clients both read it here.
+
+``{name}`` stands for one percent-encoded segment; ``fill`` makes a real path of a pattern.
+"""
+from __future__ import annotations
+
+from urllib.parse import quote
+
+HEALTH = "/healthz"
+METRICS = "/metrics"
+
+HEARTBEAT = "/v1/nodes/{node}/heartbeat"             # POST NodeObserved -> HeartbeatAnswer
+LOG_TAIL = "/v1/nodes/{node}/log-tails"              # POST LogTail
+BLOB = "/v1/blobs/{digest}"                          # GET, Range
+ENGINE_ASSET = "/v1/engines/{engine}/{version}/assets/{asset}"  # GET, Range; fetched when first asked for
+
+ROUTES = "/v1/routes"                                # GET ?after=REVISION&wait=SECONDS -> RouteTable; 304
+ROUTER_REPORT = "/v1/routers/{router}/report"        # POST RouterReport
+
+NODES = "/v1/nodes"
+MODELS = "/v1/models"
+REPLICAS = "/v1/replicas"
+ENGINES = "/v1/engines"
+EVENTS = "/v1/events"                                # GET ?after=ID&wait=SECONDS
+REPLICA_LOG = "/v1/replicas/{replica}/log"           # GET ?bytes=N, admins only
+DRAIN_NODE = "/v1/nodes/{node}/drain"                # POST, DELETE
+
+KEYS = "/v1/keys"                                    # GET, POST {name, models}
+KEY = "/v1/keys/{key}"                               # DELETE
+
+MIRROR = "/v1/mirror"                                # GET: models and engine archives
+UPLOAD = "/v1/mirror/uploads/{digest}"               # GET -> {received_bytes, complete}; PUT ?offset=N piece
+UPLOAD_FINISH = "/v1/mirror/uploads/{digest}/finish"  # POST {size_bytes}
+MIRROR_MODEL = "/v1/mirror/models/{model}"           # PUT manifest, GET, DELETE
+MIRROR_ENGINE = "/v1/mirror/engines/{engine}/{version}/{asset}"  # PUT {sha256, size_bytes}, DELETE
+
+PLAN = "/v1/plan"                                    # POST server.yaml text -> what it would do
+APPLY = "/v1/apply"                                  # POST {confirm}
+BACKUP = "/v1/backup"                                # GET: a whole database
+
+PIECE_BYTES = 8 << 20                                # the largest piece of an upload
+
+
+def fill(pattern: str, **values: str) -> str:
+    """Return the path of ``pattern`` with each value percent-encoded, slashes too."""
+    return pattern.format(**{name: quote(value, safe="") for name, value in values.items()})

@@ -1,0 +1,1 @@
+"""Decisions: desired, observed and the time in, steps out."""

@@ -1,0 +1,1 @@
+"""The words of llmgw: frozen values, nothing else."""

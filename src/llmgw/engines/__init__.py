@@ -1,0 +1,1 @@
+"""What llmgw knows about each inference engine."""

@@ -1,0 +1,1 @@
+"""Readers of foreign bytes: bytes in, values or our own error out."""

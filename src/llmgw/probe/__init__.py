@@ -1,0 +1,1 @@
+"""Eyes: read this machine."""

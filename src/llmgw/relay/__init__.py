@@ -1,0 +1,1 @@
+"""Pipes: the asyncio HTTP relay that router and gate share."""

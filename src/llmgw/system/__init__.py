@@ -1,0 +1,1 @@
+"""Hands: the only code that runs programs, opens sockets and writes files."""

@@ -1,0 +1,137 @@
+"""Files that are whole or not there: scratch name, fsync, rename."""
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from typing import Any, Iterator, Optional
+
+from llmgw.domain.errors import AlreadyRunning, DiskFull, LlmgwError, StorageError
+from llmgw.system import failpoint
+
+
+def storage_error(what: str, path: str, error: OSError) -> LlmgwError:
+    """Return our error for ``error``: what could not be done to which path, and what to try."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"cannot {what} {path}: no space left on the device",
+                        hint=f"free some space on the filesystem of {os.path.dirname(path) or '.'}")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return StorageError(f"cannot {what} {path}: permission denied",
+                            hint="check who owns it, and which user llmgw runs as")
+    if error.errno == errno.EROFS:
+        return StorageError(f"cannot {what} {path}: the filesystem is read-only",
+                            hint="choose another folder with --data-dir")
+    return StorageError(f"cannot {what} {path}: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def storing(what: str, path: str) -> Iterator[None]:
+    """Turn an OSError of the block into our error about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, path, error) from error
+
+
+def make_dir(path: str, mode: int = 0o700) -> str:
+    """Make ``path`` and its parents, and return it."""
+    with storing("make the folder", path):
+        os.makedirs(path, mode=mode, exist_ok=True)
+    return path
+
+
+def fsync_dir(path: str) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data``, so that every reader and every crash sees the old or the new."""
+    folder = os.path.dirname(path) or "."
+    scratch = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(6)}.tmp")
+    with storing("write", path):
+        try:
+            handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with os.fdopen(handle, "wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            failpoint.reach("write-atomic-before-rename")
+            os.replace(scratch, path)
+            fsync_dir(folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+            raise
+
+
+def write_json(path: str, data: Any, mode: int = 0o600) -> None:
+    """``write_atomic`` of indented JSON."""
+    write_atomic(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode("utf-8"), mode)
+
+
+def read_bytes(path: str, limit: int = 64 << 20) -> Optional[bytes]:
+    """Return the file's bytes, None when there is no such file; refuse one over ``limit``."""
+    with storing("read", path):
+        try:
+            with open(path, "rb") as source:
+                data = source.read(limit + 1)
+        except FileNotFoundError:
+            return None
+    if len(data) > limit:
+        raise StorageError(f"{path}: larger than {limit} bytes")
+    return data
+
+
+def remove(path: str) -> None:
+    """Remove a file or a whole folder; what is not there is removed already."""
+    with storing("remove", path):
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+def free_bytes(path: str) -> int:
+    """Return what an ordinary user may still write to the filesystem of ``path``."""
+    with storing("look at the filesystem of", path):
+        stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+class FolderLock:
+    """Holds a folder for this process; a second holder is refused with the first one's pid.
+
+    The kernel drops the lock when the process ends, however it ends. It is not
+    inherited by programs we start.
+    """
+
+    def __init__(self, folder: str, who: str) -> None:
+        make_dir(folder)
+        self._path = os.path.join(folder, "lock")
+        with storing("open", self._path):
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.pread(self._handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._handle)
+            raise AlreadyRunning(
+                f"{folder}: another {who} (pid {pid}) uses this data folder",
+                hint=f"stop it, or give this one another folder with --data-dir") from None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._handle)

@@ -1,0 +1,33 @@
+"""One way to log: stderr, one line, no secrets."""
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+
+_SECRETS = re.compile(r"(llmgw_[a-z]+_[A-Za-z0-9]{8}_|Bearer |api_key=)[A-Za-z0-9._~+/=-]{8,}")
+
+
+def redact(line: str) -> str:
+    """Return ``line`` with everything that looks like a token replaced."""
+    return _SECRETS.sub(r"\1***", line)
+
+
+class _Format(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        head = f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {record.name.replace('llmgw.', '', 1)}: "
+        text = record.getMessage().replace("\n", "\\n").replace("\x1b", "\\x1b")
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return head + redact(text)
+
+
+def configure(debug: bool = False) -> None:
+    """Send this process's log to stderr, INFO and up, or everything with ``debug``."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Format())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG if debug else logging.INFO)

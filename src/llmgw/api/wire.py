@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llmgw.domain import engine, heartbeat, model, node, replica, route
-from llmgw.domain.codec import (Codec, Record, flag, map_of, number, one_of, optional, secret, text,
-                                text_map, texts, tuple_of, whole)
+from llmgw.domain import engine, gate, heartbeat, model, node, replica, route, view
+from llmgw.domain.codec import (Codec, Record, flag, map_of, number, one_of, optional, pair,
+                                secret, text, text_map, texts, tuple_of, whole)
 from llmgw.domain.errors import ParseError
 
 OS_RELEASE = Record(node.OsRelease, id=text, id_like=texts, version_id=text, pretty_name=text)
@@ -87,6 +87,35 @@ GAUGES = Record(route.Gauges, running=optional(number), waiting=optional(number)
                 kv_used=optional(number), generated_tokens=optional(number), in_flight=whole)
 ROUTER_REPORT = Record(route.RouterReport, router=text, table_revision=whole, replicas=map_of(GAUGES),
                        answering=texts)
+
+GATE_ENTRY = Record(gate.GateEntry, replica=text, key_sha256=text, engine=text, port=whole,
+                    incarnation=whole)
+GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY))
+
+NODE_VIEW = Record(
+    view.NodeView, name=text, state=text, message=text, identity=NODE_IDENTITY, facts=NODE_FACTS,
+    probed=flag, seen_seconds_ago=number, draining=flag, clock_skew_seconds=number,
+    engines=tuple_of(ENGINE_OBSERVED), weights=tuple_of(WEIGHTS_OBSERVED), replicas=texts,
+    warnings=texts)
+MODEL_VIEW = Record(
+    view.ModelView, name=text, engine=text, engine_version=text, task=text, weights=text,
+    wanted=whole, ready=whole, aliases=texts, replicas=texts, why_not=texts,
+    context_length=optional(whole), size_bytes=optional(whole))
+SHARD_VIEW = Record(view.ShardView, rank=whole, node=text, gpus=tuple_of(GPU_SLOT),
+                    observed=optional(SHARD_OBSERVED))
+REPLICA_VIEW = Record(
+    view.ReplicaView, id=text, model=text, engine=text, engine_version=text, wish=text, state=text,
+    reason=text, message=text, created_at=number, shards=tuple_of(SHARD_VIEW),
+    gauges=optional(GAUGES))
+ENGINE_VIEW = Record(view.EngineView, name=text, version=text, assets=tuple_of(ASSET),
+                     assets_problem=text, nodes=tuple_of(pair(text, ENGINE_OBSERVED)))
+KEY_VIEW = Record(view.KeyView, id=text, name=text, created_at=number, models=texts,
+                  revoked_at=optional(number), secret=text)
+EVENT_VIEW = Record(view.EventView, id=whole, at=number, subject=text, reason=text, message=text)
+ENGINE_ARCHIVE = Record(view.EngineArchive, engine=text, version=text, asset=ASSET,
+                        imported_at=number, source=text)
+MIRROR_VIEW = Record(view.MirrorView, models=tuple_of(WEIGHTS), engines=tuple_of(ENGINE_ARCHIVE),
+                     activity=texts, free_bytes=whole)
 
 
 def dumps(codec: Codec[Any], value: Any) -> bytes:

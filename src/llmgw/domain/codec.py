@@ -74,6 +74,21 @@ class _Tuple(Codec[Tuple[T, ...]]):
         return tuple(self._inner.decode(item, f"{path}[{index}]") for index, item in enumerate(data))
 
 
+class _Pair(Codec[Tuple[Any, Any]]):
+    def __init__(self, first: Codec[Any], second: Codec[Any]) -> None:
+        self._codecs = (first, second)
+
+    def encode(self, value: Tuple[Any, Any]) -> Any:
+        return [codec.encode(item) for codec, item in zip(self._codecs, value)]
+
+    def decode(self, data: Any, path: str) -> Tuple[Any, Any]:
+        if not isinstance(data, (list, tuple)) or len(data) != 2:
+            raise ParseError(f"{path}: expected a list of two")
+        first, second = (codec.decode(item, f"{path}[{index}]")
+                         for index, (codec, item) in enumerate(zip(self._codecs, data)))
+        return first, second
+
+
 class _Mapping(Codec[Mapping[str, T]]):
     def __init__(self, inner: Codec[T]) -> None:
         self._inner = inner
@@ -152,6 +167,11 @@ def optional(inner: Codec[T]) -> Codec[Optional[T]]:
 def tuple_of(inner: Codec[T]) -> Codec[Tuple[T, ...]]:
     """A list, kept in order."""
     return _Tuple(inner)
+
+
+def pair(first: Codec[Any], second: Codec[Any]) -> Codec[Tuple[Any, Any]]:
+    """A list of exactly two."""
+    return _Pair(first, second)
 
 
 def map_of(inner: Codec[T]) -> Codec[Mapping[str, T]]:

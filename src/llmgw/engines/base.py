@@ -1,0 +1,52 @@
+"""What every engine module answers; the registry maps names to these."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import FrozenSet, Optional, Tuple
+
+from llmgw.domain.command import Command
+from llmgw.domain.replica import ShardWanted
+from llmgw.domain.route import Gauges
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a shard lives on its node: paths and ports, chosen by the agent."""
+
+    program: str              # the engine's binary, or its Python
+    library_dirs: Tuple[str, ...]
+    model_path: str           # the first (or only) file of the weights, or their folder
+    work_dir: str             # the shard's own folder
+    key_file: str             # 0600, holds the replica's key
+    template_file: str        # empty when the model brings its own template
+    port: int
+    threads: Optional[int] = None   # CPU threads for a shard without GPU
+
+
+@dataclass(frozen=True)
+class Program:
+    """One OS process of a shard: sidecars start, and are ready, before the engine."""
+
+    name: str                 # "engine", or the sidecar's name
+    command: Command
+
+
+class Engine:
+    """Knowledge of one engine; pure. Subclasses fill in all of it."""
+
+    name = ""
+    health_path = "/health"
+    metrics_path = "/metrics"
+    models_path = "/v1/models"
+    # What the gate lets through, as (method, path). Everything else of the engine stays inside.
+    allowed_paths: FrozenSet[Tuple[str, str]] = frozenset()
+    # Flags of ``args:`` that llmgw sets itself or that open the node; refused when the file is loaded.
+    reserved_flags: FrozenSet[str] = frozenset()
+
+    def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
+        """Return the programs of ``shard`` in the order in which they start."""
+        raise NotImplementedError
+
+    def gauges(self, page: bytes) -> Gauges:
+        """Return the numbers of a metrics page; what it does not hold is None."""
+        raise NotImplementedError

@@ -1,0 +1,182 @@
+"""HTTP to the cluster's own servers: deadlines, size caps, no proxy, no redirects.
+
+For the internet (proxies, redirects) see internet.py.
+"""
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from typing import Dict, Mapping, Optional
+from urllib.parse import urlsplit
+
+from llmgw.domain.errors import ConfigError, Unreachable
+
+MAX_BODY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. Header names are lower-case; of a repeated one, the last counts."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Stream:
+    """An answer whose body is read piece by piece. Close it, or use it in ``with``."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse,
+                 where: str) -> None:
+        self._connection, self._response, self._where = connection, response, where
+        self.status = response.status
+        self.headers = _headers(response)
+        length = self.headers.get("content-length", "")
+        self._left = int(length) if length.isdigit() else None
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes, b"" at the end; Unreachable when the body stops early."""
+        try:
+            data = self._response.read(size)
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self._where, error) from error
+        if self._left is not None:
+            self._left -= len(data)
+            if not data and self._left > 0:     # read(n) hides a truncated body: packaging.md 6.7
+                raise Unreachable(f"{self._where}: the connection ended {self._left} bytes early")
+        return data
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+
+class HttpClient:
+    """Requests to one server. Keeps one connection per thread; ``timeout`` covers a whole request."""
+
+    def __init__(self, url: str, *, ca_file: str = "", timeout: float = 10.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise ConfigError(f"not a server address: {url!r:.200}",
+                              hint="write it as https://HOST:PORT")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._host, self._port = parts.hostname, parts.port
+        self._context = None
+        if parts.scheme == "https":
+            self._context = ssl.create_default_context(cafile=ca_file or None)
+            self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._timeout = timeout
+        self._kept = threading.local()
+
+    def request(self, method: str, path: str, *, body: bytes = b"",
+                headers: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
+                max_body: int = MAX_BODY_BYTES) -> Answer:
+        """Return the whole answer, whatever its status. Unreachable when there is none in time.
+
+        A kept connection that turns out closed before any byte of the answer came
+        is replaced once; the request is then sent again.
+        """
+        limit = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        connection: Optional[http.client.HTTPConnection] = getattr(self._kept, "connection", None)
+        self._kept.connection = None
+        if connection is not None:
+            try:
+                return self._finish(connection, method, path, body, headers, deadline, max_body)
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                connection.close()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                raise _unreachable(self.url, error) from error
+        connection = self._connect(limit)
+        try:
+            return self._finish(connection, method, path, body, headers, deadline, max_body)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _unreachable(self.url, error) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def stream(self, method: str, path: str, *, body: bytes = b"",
+               headers: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None) -> Stream:
+        """Return an answer whose body is still to be read; ``timeout`` is for each read of it."""
+        connection = self._connect(self._timeout if timeout is None else timeout)
+        try:
+            connection.request(method, path, body=body or None, headers=dict(headers or {}))
+            return Stream(connection, connection.getresponse(), self.url)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _unreachable(self.url, error) from error
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        if self._context is not None:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout,
+                                               context=self._context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+
+    def _finish(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes,
+                headers: Optional[Mapping[str, str]], deadline: float, max_body: int) -> Answer:
+        if connection.sock is not None:
+            connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
+        connection.request(method, path, body=body or None, headers=dict(headers or {}))
+        sock = connection.sock
+        response = connection.getresponse()
+        data = _read_all(response, sock, deadline, max_body, self.url)
+        if response.will_close:
+            connection.close()
+        else:
+            self._kept.connection = connection
+        return Answer(response.status, _headers(response), data)
+
+
+def _read_all(response: http.client.HTTPResponse, sock: Optional[socket.socket], deadline: float,
+              max_body: int, where: str) -> bytes:
+    pieces, size = [], 0
+    length = response.length          # before reading: http.client counts it down
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise socket.timeout("the whole answer did not come in time")
+        if sock is not None and not response.isclosed():
+            sock.settimeout(left)
+        piece = response.read1(1 << 16) if response.length is None else response.read(
+            min(1 << 16, response.length) or 1)
+        if not piece:
+            break
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_body:
+            raise Unreachable(f"{where}: an answer of more than {max_body} bytes")
+    if length is not None and size < length:
+        raise http.client.IncompleteRead(b"", length - size)
+    return b"".join(pieces)
+
+
+def _headers(response: http.client.HTTPResponse) -> Dict[str, str]:
+    return {name.lower(): value for name, value in response.getheaders()}
+
+
+def _unreachable(where: str, error: Exception) -> Unreachable:
+    if isinstance(error, (socket.timeout, TimeoutError)):
+        why = "no answer in time"
+    elif isinstance(error, ConnectionRefusedError):
+        why = "connection refused"
+    elif isinstance(error, ssl.SSLCertVerificationError):
+        why = f"its certificate is not trusted: {error.verify_message}"
+    elif isinstance(error, socket.gaierror):
+        why = "the name cannot be resolved"
+    elif isinstance(error, http.client.IncompleteRead):
+        why = "the answer was cut off"
+    else:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return Unreachable(f"{where}: {why}", hint="is it running, and is this its address?")

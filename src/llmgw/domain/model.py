@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
 CHUNK_BYTES = 8 << 20
+DEFAULT_CONTEXT = 8192
 
 
 class Task(str, enum.Enum):
@@ -64,6 +65,16 @@ class Weights:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+
+def context_per_request(model: ModelSpec, weights: Weights) -> int:
+    """Return how many tokens one request may use: as configured, else what the weights were made for.
+
+    Capped where nobody asked: a long-context model would claim all memory for its KV cache.
+    """
+    if model.context_length is not None:
+        return model.context_length
+    return min(weights.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
 
 class WeightsPhase(str, enum.Enum):

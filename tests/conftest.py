@@ -1,0 +1,96 @@
+"""Fixtures that more than one folder uses: the built file, the real engine, the real model."""
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+for _folder in (ROOT / "src", ROOT):          # a plain `pytest` works without an installed llmgw
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+if str(ROOT / "src") not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src")] + [entry for entry in [os.environ.get("PYTHONPATH", "")] if entry])
+
+try:
+    import hypothesis
+    # no deadline: the machine that runs this may be loaded
+    hypothesis.settings.register_profile(
+        "llmgw", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("llmgw")
+except ImportError:                           # the suite's other parts need nothing but pytest
+    pass
+
+
+def load_script(path: pathlib.Path):
+    """Return a script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module           # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def bring():
+    """scripts/bring.py as a module."""
+    return load_script(ROOT / "scripts" / "bring.py")
+
+
+def _brought(bring, get):
+    try:
+        return get()
+    except bring.CannotBring as error:
+        pytest.fail(f"{error}\nto get it: {sys.executable} scripts/bring.py", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def llama_server(bring):
+    """Path of a real llama-server b10991."""
+    return _brought(bring, bring.llama_server)
+
+
+@pytest.fixture(scope="session")
+def llama_archive(bring):
+    """A release archive with that llama-server: .path, .sha256, .name."""
+    return _brought(bring, bring.llama_archive)
+
+
+@pytest.fixture(scope="session")
+def gemma(bring):
+    """Path of a real small model (gemma 3 270M, base), as GGUF."""
+    return _brought(bring, bring.gemma)
+
+
+@pytest.fixture(scope="session")
+def qa_template():
+    """Path of a chat template with which that base model answers questions."""
+    return ROOT / "tests" / "data" / "templates" / "qa.jinja"
+
+
+@pytest.fixture(scope="session")
+def pyz(tmp_path_factory):
+    """Path of llmgw.pyz, built once from this tree."""
+    folder = tmp_path_factory.mktemp("pyz")
+    path = folder / "llmgw.pyz"
+    built = subprocess.run([sys.executable, str(ROOT / "build_pyz.py"), "--output", str(path)],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+    if built.returncode:
+        pytest.fail(f"build_pyz.py failed:\n{built.stdout}", pytrace=False)
+    os.environ["SHIV_ROOT"] = str(tmp_path_factory.mktemp("shiv"))   # tests leave the user's cache alone
+    return path
+
+
+@pytest.fixture
+def free_port():
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -32,6 +32,11 @@ class ControlClient:
     def url(self) -> str:
         return self._clients[self._first].url
 
+    def close(self) -> None:
+        """Close idle connections."""
+        for client in self._clients:
+            client.close()
+
     def call(self, method: str, path: str, *, send: Optional[Codec[Any]] = None, value: Any = None,
              receive: Optional[Codec[Any]] = None, timeout: Optional[float] = None) -> Any:
         """Send ``value`` and return the decoded answer; None for 204 and 304."""

@@ -10,12 +10,13 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 from urllib.parse import urlsplit
 
 from llmgw.domain.errors import ConfigError, Unreachable
 
 MAX_BODY_BYTES = 64 << 20
+MAX_IDLE = 4                      # kept connections
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ class Stream:
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes, b"" at the end; Unreachable when the body stops early."""
         try:
-            data = self._response.read(size)
+            data = b"" if self._left == 0 else self._response.read1(
+                size if self._left is None else min(size, self._left))
         except (OSError, http.client.HTTPException) as error:
             raise _unreachable(self._where, error) from error
         if self._left is not None:
             self._left -= len(data)
-            if not data and self._left > 0:     # read(n) hides a truncated body: packaging.md 6.7
+            if not data and self._left > 0:     # http.client hides a truncated body
                 raise Unreachable(f"{self._where}: the connection ended {self._left} bytes early")
         return data
 
@@ -61,7 +63,7 @@ class Stream:
 
 
 class HttpClient:
-    """Requests to one server. Keeps one connection per thread; ``timeout`` covers a whole request."""
+    """Requests to one server, from any thread. Idle connections are kept; ``timeout`` covers a whole request."""
 
     def __init__(self, url: str, *, ca_file: str = "", timeout: float = 10.0) -> None:
         parts = urlsplit(url)
@@ -75,7 +77,8 @@ class HttpClient:
             self._context = ssl.create_default_context(cafile=ca_file or None)
             self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._timeout = timeout
-        self._kept = threading.local()
+        self._idle: List[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
 
     def request(self, method: str, path: str, *, body: bytes = b"",
                 headers: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
@@ -87,8 +90,8 @@ class HttpClient:
         """
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
-        connection: Optional[http.client.HTTPConnection] = getattr(self._kept, "connection", None)
-        self._kept.connection = None
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
         if connection is not None:
             try:
                 return self._finish(connection, method, path, body, headers, deadline, max_body)
@@ -118,6 +121,20 @@ class HttpClient:
             connection.close()
             raise _unreachable(self.url, error) from error
 
+    def close(self) -> None:
+        """Close what is idle; a later request opens anew."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
         if self._context is not None:
             return http.client.HTTPSConnection(self._host, self._port, timeout=timeout,
@@ -135,22 +152,22 @@ class HttpClient:
         if response.will_close:
             connection.close()
         else:
-            self._kept.connection = connection
+            self._keep(connection)
         return Answer(response.status, _headers(response), data)
 
 
 def _read_all(response: http.client.HTTPResponse, sock: Optional[socket.socket], deadline: float,
               max_body: int, where: str) -> bytes:
     pieces, size = [], 0
-    length = response.length          # before reading: http.client counts it down
-    while True:
+    length = response.length
+    while length is None or size < length:
         left = deadline - time.monotonic()
         if left <= 0:
             raise socket.timeout("the whole answer did not come in time")
         if sock is not None and not response.isclosed():
             sock.settimeout(left)
-        piece = response.read1(1 << 16) if response.length is None else response.read(
-            min(1 << 16, response.length) or 1)
+        # read(n) would wait for all n bytes, each within the socket's timeout
+        piece = response.read1(1 << 16 if length is None else min(1 << 16, length - size))
         if not piece:
             break
         pieces.append(piece)
@@ -159,6 +176,7 @@ def _read_all(response: http.client.HTTPResponse, sock: Optional[socket.socket],
             raise Unreachable(f"{where}: an answer of more than {max_body} bytes")
     if length is not None and size < length:
         raise http.client.IncompleteRead(b"", length - size)
+    response.close()                  # 3.9's read1 does not notice the end by itself
     return b"".join(pieces)
 
 

@@ -1,0 +1,209 @@
+"""Bring files into the mirror: look at them, hash them once, send what the server lacks, register.
+
+`ctl mirror import`, `ctl mirror import-engine` and `up --model FILE` are this.
+"""
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+from llmgw.api import paths, wire
+from llmgw.api.client import ControlClient
+from llmgw.ctl import output
+from llmgw.ctl.progress import Progress
+from llmgw.domain.digest import sha256_hex
+from llmgw.domain.engine import ENGINES, LLAMA_CPP
+from llmgw.domain.errors import ApiError, DigestMismatch, ParseError, Unreachable, UsageError
+from llmgw.domain.model import Weights, WeightsFile
+from llmgw.domain.names import check_name
+from llmgw.system import files, hashing
+
+PIECE_TIMEOUT_SECONDS = 120.0
+FINISH_TIMEOUT_SECONDS = 3600.0     # the server reads the whole file once more
+TRIES = 6                           # of one piece, each a longer wait apart
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_RELEASE = re.compile(r"llama-(b\d+)-bin-.+")
+_PICKLE_NAMES = re.compile(r".*\.(pt|pth|pkl|pickle|ckpt|joblib)|(pytorch_)?model.*\.bin", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file on this machine and the name it gets."""
+
+    path: str
+    name: str
+
+
+def import_model(client: ControlClient, named: Sequence[str], name: str) -> Weights:
+    """Put the files (or the files of a folder) into the mirror as model ``name`` and return its manifest."""
+    check_name(name, "model name")
+    sources = gather(named)
+    for source in sources:
+        refuse_pickle(source.path)
+    kept, fmt = [], format_of(sources)
+    for source in sources:
+        digest, chunks, size_bytes = _hash(source)
+        upload(client, source, digest, size_bytes)
+        kept.append(WeightsFile(source.name, size_bytes, digest, chunks))
+    wanted = Weights(name=name, fingerprint="", files=tuple(kept), format=fmt, imported_at=time.time(),
+                     source="file:" + os.path.abspath(sources[0].path))
+    path = paths.fill(paths.MIRROR_MODEL, model=name)
+    made = client.call("PUT", path, send=wire.WEIGHTS, value=wanted, receive=wire.WEIGHTS,
+                       timeout=PIECE_TIMEOUT_SECONDS)
+    return made or wanted
+
+
+def import_engine(client: ControlClient, path: str, sha256: str, engine: str, version: str) -> str:
+    """Put an engine's archive into the mirror; its sha256 must be ``sha256``. Return the version."""
+    source, expected = gather([path])[0], sha256_hex(sha256.strip().lower())
+    version = version or version_of(source.name, engine)
+    digest, _, size_bytes = _hash(source)
+    if digest != expected:
+        raise DigestMismatch(source.path, expected=expected, actual=digest)
+    upload(client, source, digest, size_bytes)
+    client.json("PUT", paths.fill(paths.MIRROR_ENGINE, engine=engine, version=version, asset=source.name),
+                {"sha256": digest, "size_bytes": size_bytes}, timeout=PIECE_TIMEOUT_SECONDS)
+    return version
+
+
+def version_of(file_name: str, engine: str) -> str:
+    """Return the version in a release archive's own file name, as llama-b10991-bin-ubuntu-x64.tar.gz."""
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r:.60}", hint="known: " + ", ".join(ENGINES))
+    found = _RELEASE.fullmatch(file_name)
+    if engine != LLAMA_CPP or found is None:
+        raise UsageError(f"{file_name}: its name does not tell the version",
+                         hint="name it with --version, and keep the release's own file name")
+    return found.group(1)
+
+
+def gather(named: Sequence[str]) -> List[Source]:
+    """Return every file that is meant, folders opened; refuse a missing, doubled or incomplete one."""
+    sources: List[Source] = []
+    for path in named:
+        if os.path.isdir(path):
+            with files.storing("read", path):
+                sources += [Source(entry.path, entry.name) for entry in sorted(os.scandir(path), key=_by_name)
+                            if entry.is_file() and not entry.name.startswith(".")]
+        else:
+            sources.append(Source(path, os.path.basename(path)))
+    for source in sources:
+        _check_readable(source.path)
+        check_name(source.name, "file name")
+    names = [source.name for source in sources]
+    if not sources or len(set(names)) != len(names):
+        raise UsageError(f"no files in {', '.join(named)}" if not sources else "two files have the same name")
+    _check_split(names)
+    return sources
+
+
+def _by_name(entry: "os.DirEntry[str]") -> str:
+    return entry.name
+
+
+def _check_readable(path: str) -> None:
+    if not os.path.exists(path):
+        raise UsageError(f"there is no file {path}")
+    if not os.path.isfile(path):
+        raise UsageError(f"{path}: not a file")
+    with files.storing("read", path), open(path, "rb"):
+        pass
+    if os.path.getsize(path) == 0:
+        raise ParseError(f"{path}: the file is empty")
+
+
+def _check_split(names: Sequence[str]) -> None:
+    """Refuse a split GGUF of which a part is not named."""
+    for match in filter(None, map(_SPLIT.fullmatch, names)):
+        stem, total = match.group(1), int(match.group(3))
+        missing = [part for part in (f"{stem}-{at:05d}-of-{total:05d}.gguf" for at in range(1, total + 1))
+                   if part not in names]
+        if missing:
+            raise UsageError(f"{match.group(0)}: part of a split model, and {missing[0]} is not named",
+                             hint="name all its parts, or their folder")
+
+
+def format_of(sources: Sequence[Source]) -> str:
+    """Return gguf, safetensors or raw; refuse a .gguf file that is not one, or not all of one."""
+    kinds = {source.name.rpartition(".")[2].lower() for source in sources}
+    for source in sources:
+        if source.name.lower().endswith(".gguf"):
+            _check_gguf(source.path)
+    return "gguf" if "gguf" in kinds else "safetensors" if "safetensors" in kinds else "raw"
+
+
+def _check_gguf(path: str) -> None:
+    with files.storing("read", path), open(path, "rb") as source:
+        magic = source.read(4)
+    if magic != b"GGUF":
+        raise ParseError(f"{path}: not a GGUF file: it starts with {magic!r}",
+                         hint="download it again; a web page or a Git LFS pointer looks like this")
+
+
+def refuse_pickle(path: str) -> None:
+    """Refuse Python pickles: loading one runs whatever its author wrote."""
+    with files.storing("read", path), open(path, "rb") as source:
+        head = source.read(256)
+    zipped = head.startswith(b"PK\x03\x04") and b"data.pkl" in head
+    protocol = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
+    if zipped or protocol or _PICKLE_NAMES.fullmatch(os.path.basename(path)):
+        raise ParseError(f"{path}: a Python pickle, which can run any code when it is loaded",
+                         hint="take the model's safetensors or GGUF files")
+
+
+def _hash(source: Source) -> Tuple[str, Tuple[str, ...], int]:
+    progress = Progress(f"reading {source.name}", os.path.getsize(source.path))
+    result = hashing.hash_file(source.path, progress)
+    progress.done()
+    return result
+
+
+def upload(client: ControlClient, source: Source, digest: str, size_bytes: int) -> None:
+    """Send what the server lacks of a file, from where an earlier try ended, and have it verified."""
+    where = paths.fill(paths.UPLOAD, digest=digest)
+    state = client.json("GET", where)
+    if state["complete"]:
+        output.say(f"{source.name}: the server has it already")
+        return
+    at = int(state["received_bytes"])
+    if at:
+        output.say(f"{source.name}: goes on at {output.size(at)}")
+    progress = Progress(f"sending {source.name}", size_bytes)
+    with files.storing("read", source.path), open(source.path, "rb") as data:
+        while at < size_bytes:
+            progress.at(at)
+            data.seek(at)
+            at = _send_piece(client, where, at, data.read(paths.PIECE_BYTES))
+    progress.at(size_bytes)
+    progress.done()
+    client.json("POST", paths.fill(paths.UPLOAD_FINISH, digest=digest), {"size_bytes": size_bytes},
+                timeout=FINISH_TIMEOUT_SECONDS)
+
+
+def _send_piece(client: ControlClient, where: str, at: int, piece: bytes) -> int:
+    """Send one piece and return where the next begins, which only the server knows after a fault."""
+    if not piece:
+        raise UsageError("the file became shorter while it was sent", hint="import it again")
+    for turn in range(TRIES):
+        try:
+            client.request("PUT", f"{where}?offset={at}", body=piece,
+                           content_type="application/octet-stream", timeout=PIECE_TIMEOUT_SECONDS)
+            return at + len(piece)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return int(client.json("GET", where)["received_bytes"])
+        except Unreachable as error:
+            if turn == TRIES - 1:
+                error.hint = "run the same command again: it goes on where it stopped"
+                raise
+            time.sleep(0.5 * 2 ** turn)
+            try:
+                if int(client.json("GET", where)["received_bytes"]) != at:
+                    return int(client.json("GET", where)["received_bytes"])
+            except Unreachable:
+                continue
+    raise AssertionError("every turn returns or raises")

@@ -1,0 +1,73 @@
+"""The mirror: weights and engine archives that the control plane keeps for its nodes."""
+from __future__ import annotations
+
+import argparse
+from typing import List
+
+from llmgw.api import paths, wire
+from llmgw.ctl import output, watch
+from llmgw.ctl.connection import add_options, connect
+from llmgw.domain.engine import LLAMA_CPP
+from llmgw.domain.view import MirrorView
+
+TITLES = ("NAME", "KIND", "SIZE", "FILES", "DIGEST", "KEPT SINCE")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    listing = commands.add_parser("list", help="show what the mirror holds")
+    watch.arguments(listing, watch=False)
+    listing.set_defaults(action=_list)
+
+    model = commands.add_parser("import", help="bring a model's files in; a broken import goes on where it stopped")
+    model.add_argument("files", metavar="FILE", nargs="+", help="its files, or their folder")
+    model.add_argument("--name", required=True, help="the model is mirror:NAME in server.yaml then")
+    model.set_defaults(action=_import)
+
+    engine = commands.add_parser("import-engine", help="bring a release archive of an engine in")
+    engine.add_argument("archive", metavar="ARCHIVE", help="under the release's own file name")
+    engine.add_argument("--sha256", metavar="HEX", required=True, help="the digest its publisher gives")
+    engine.add_argument("--engine", default=LLAMA_CPP, help="default: llama.cpp")
+    engine.add_argument("--version", default="", metavar="bNNNN", help="default: taken from the file name")
+    engine.set_defaults(action=_import_engine)
+    for each in (listing, model, engine):
+        add_options(each)
+
+
+def _list(options: argparse.Namespace) -> int:
+    data = connect(options).json("GET", paths.MIRROR)
+    if options.json:
+        output.write_json(data)
+        return 0
+    mirror = wire.MIRROR_VIEW.decode(data, "mirror")
+    output.write_table(TITLES, _rows(mirror),
+                       empty="the mirror is empty: llmgw ctl mirror import FILE --name NAME")
+    for sentence in mirror.activity:
+        output.say(sentence)
+    output.say(f"free: {output.size(mirror.free_bytes)}")
+    return 0
+
+
+def _rows(mirror: MirrorView) -> List[output.Row]:
+    rows = [output.Row((model.name, model.format, output.size(model.size_bytes), str(len(model.files)),
+                        model.fingerprint[:12], output.moment(model.imported_at)))
+            for model in mirror.models]
+    return rows + [output.Row((f"{held.engine} {held.version}", "engine", output.size(held.asset.size_bytes),
+                               "1", held.asset.sha256[:12], output.moment(held.imported_at)),
+                              (held.asset.name,))
+                   for held in mirror.engines]
+
+
+def _import(options: argparse.Namespace) -> int:
+    from llmgw.ctl.importing import import_model
+    made = import_model(connect(options), options.files, options.name)
+    output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror; "
+               f"write weights: mirror:{made.name} in server.yaml")
+    return 0
+
+
+def _import_engine(options: argparse.Namespace) -> int:
+    from llmgw.ctl.importing import import_engine
+    version = import_engine(connect(options), options.archive, options.sha256, options.engine, options.version)
+    output.say(f"{options.engine} {version}: in the mirror; nodes that want it install it now")
+    return 0

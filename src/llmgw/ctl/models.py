@@ -1,0 +1,39 @@
+"""The models of server.yaml: how many replicas are ready, and each node's words where one is not."""
+from __future__ import annotations
+
+import argparse
+
+from llmgw.api import paths, wire
+from llmgw.ctl import output, watch
+from llmgw.ctl.connection import connect
+from llmgw.domain.view import ModelView
+
+TITLES = ("MODEL", "READY", "ENGINE", "TASK", "CONTEXT", "SIZE", "WEIGHTS")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    watch.arguments(parser)
+
+
+def action(options: argparse.Namespace) -> int:
+    client = connect(options)
+
+    def once() -> None:
+        data = client.json("GET", paths.MODELS)
+        if options.json:
+            return output.write_json(data)
+        models = [wire.MODEL_VIEW.decode(item, "model") for item in data["items"]]
+        output.write_table(TITLES, [_row(model) for model in models],
+                           empty="no model is wanted: name one under models: in server.yaml")
+
+    return watch.show(options, once)
+
+
+def _row(model: ModelView) -> output.Row:
+    notes = [f"also called: {', '.join(model.aliases)}"] if model.aliases else []
+    if model.ready < model.wanted:
+        notes += model.why_not
+    return output.Row((
+        model.name, f"{model.ready}/{model.wanted}", f"{model.engine} {model.engine_version}".strip(),
+        model.task, output.count(model.context_length), output.size(model.size_bytes), model.weights),
+        tuple(notes))

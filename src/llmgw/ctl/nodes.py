@@ -1,0 +1,65 @@
+"""The machines of the cluster: what they are, whether they answer, and what troubles them."""
+from __future__ import annotations
+
+import argparse
+from typing import List
+
+from llmgw.api import paths, wire
+from llmgw.ctl import output, watch
+from llmgw.ctl.connection import connect
+from llmgw.domain.view import NodeView
+
+TITLES = ("NODE", "STATE", "SYSTEM", "CPUS", "MEMORY FREE", "DISK FREE", "GPUS", "REPLICAS", "SEEN")
+SKEW_SECONDS = 5.0          # below this nobody needs to know
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    watch.arguments(parser)
+
+
+def action(options: argparse.Namespace) -> int:
+    client = connect(options)
+
+    def once() -> None:
+        data = client.json("GET", paths.NODES)
+        if options.json:
+            return output.write_json(data)
+        nodes = [wire.NODE_VIEW.decode(item, "node") for item in data["items"]]
+        output.write_table(TITLES, [_row(node) for node in nodes],
+                           empty="no node has called yet: start one with llmgw.pyz agent --server URL")
+
+    return watch.show(options, once)
+
+
+def _row(node: NodeView) -> output.Row:
+    facts = node.facts
+    system = " ".join(word for word in (facts.os.pretty_name or facts.os.id, facts.arch) if word)
+    return output.Row((
+        node.name, node.state, system, str(facts.cpu_count or "-"),
+        _of(facts.memory_available_bytes, facts.memory_total_bytes),
+        _of(facts.disk_free_bytes, facts.disk_total_bytes),
+        _gpus(node), str(len(node.replicas)), f"{output.age(node.seen_seconds_ago)} ago"),
+        tuple(_notes(node)))
+
+
+def _of(free: int, total: int) -> str:
+    return f"{output.size(free)} of {output.size(total)}" if total else "-"
+
+
+def _gpus(node: NodeView) -> str:
+    names = [gpu.name for gpu in node.facts.gpus]
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
+
+
+def _notes(node: NodeView) -> List[str]:
+    notes = [node.message] if node.message and node.state != "ready" else []
+    if node.draining:
+        notes.append("draining: takes no new replicas (llmgw ctl undrain ends it)")
+    if abs(node.clock_skew_seconds) >= SKEW_SECONDS:
+        notes.append(f"its clock is off by {node.clock_skew_seconds:+.0f} s")
+    if not node.probed and node.state == "ready":
+        notes.append("has not finished looking at itself yet")
+    notes += node.warnings
+    notes += [f"{engine.name} {engine.version}: {engine.message}" for engine in node.engines
+              if engine.message and not engine.usable and engine.phase.value != "skipped"]
+    return list(dict.fromkeys(notes))

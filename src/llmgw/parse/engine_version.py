@@ -1,0 +1,42 @@
+"""What an engine answers to ``--version``, on whichever of stdout and stderr it chose."""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Optional
+
+from llmgw.domain.errors import ParseError
+
+_NEW = re.compile(r"version: (\S+) \(build (\d+), commit (\S+)\)")
+_OLD = re.compile(r"version: (\d+) \(([0-9a-f]+|unknown)\)")
+
+
+@dataclass(frozen=True)
+class EngineVersion:
+    """``build`` is llama.cpp's release number, 0 in a build that was not told its own."""
+
+    text: str
+    build: Optional[int] = None
+
+
+def llama_cpp(out: str, err: str) -> EngineVersion:
+    """Return llama-server's version: text on stderr, old form ``version: N (hash)`` too."""
+    for line in (err + "\n" + out).splitlines():
+        match = _NEW.match(line.strip())
+        if match:
+            return EngineVersion(match.group(0), int(match.group(2)))
+        match = _OLD.match(line.strip())
+        if match:
+            return EngineVersion(match.group(0), int(match.group(1)))
+    said = next((line.strip() for line in reversed((out + "\n" + err).splitlines()) if line.strip()), "")
+    raise ParseError(f"no version in what --version printed: {said[:200]!r}")
+
+
+def devices(out: str) -> tuple:
+    """Return the device lines of ``--list-devices``; empty when it names none."""
+    lines = out.splitlines()
+    for number, line in enumerate(lines):
+        if line.strip() == "Available devices:":
+            named = [entry.strip() for entry in lines[number + 1:] if entry.startswith((" ", "\t"))]
+            return tuple(entry for entry in named if entry and entry != "(none)")
+    return ()

@@ -1,0 +1,209 @@
+"""The control API's HTTP server: a thread per connection, everything bounded.
+
+Every wait has a deadline, every size a cap that is checked before anything is
+read, and there is one strict reader in front of all handlers (http_head).
+"""
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from typing import Dict, FrozenSet, Iterable, Optional, Set, Tuple
+
+from llmgw.domain.errors import ApiError, ConfigError, Forbidden, LlmgwError, PortTaken
+from llmgw.system.http_conversation import Conversation, Gone
+from llmgw.system.http_head import Head
+from llmgw.system.routes import Admitted, RouteTable
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 4096
+STACK_BYTES = 256 << 10
+BACKLOG = 512
+
+
+def check_loopback(host: str, port: int) -> None:
+    """Refuse an address that other machines can reach: there is no TLS yet."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise ConfigError(
+            f"refusing to listen on {host}:{port}: off loopback llmgw listens with TLS only, "
+            "and this version has none yet",
+            hint=f"listen on 127.0.0.1:{port}, and reach it through an ssh tunnel")
+
+
+class HttpServer:
+    """Listens from the start on; ``serve`` answers until ``stop``. Port 0 picks a free one."""
+
+    def __init__(self, host: str, port: int, table: RouteTable, *,
+                 allowed_hosts: Iterable[str] = (), max_connections: int = MAX_CONNECTIONS) -> None:
+        check_loopback(host, port)
+        self._table = table
+        self._max = max_connections
+        self._hosts: FrozenSet[str] = frozenset({"localhost", host.lower(), *map(str.lower, allowed_hosts)})
+        self._listener = _listen(host, port)
+        self.host, self.port = host, int(self._listener.getsockname()[1])
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._idle: Set[socket.socket] = set()
+        self._open = 0
+        self._thread: Optional[threading.Thread] = None
+        self.counts: Dict[Tuple[str, int], int] = {}     # (route pattern, status): answers
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        return self._open
+
+    def start(self) -> None:
+        """Answer in threads of its own."""
+        self._thread = threading.Thread(target=self._accept, name="http-accept", daemon=True)
+        self._thread.start()
+
+    def stop(self, grace_seconds: float = 5.0) -> None:
+        """Take no new connection, let running requests finish within the grace, end the rest."""
+        self._stopping.set()
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)     # wakes accept
+        except OSError:
+            pass
+        self._listener.close()
+        deadline = time.monotonic() + grace_seconds
+        while self._open and time.monotonic() < deadline:
+            with self._lock:
+                for sock in self._idle:
+                    _shut(sock)
+            time.sleep(0.02)
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if self._stopping.is_set():
+                    return
+                log.warning("cannot accept a connection: %s", error.strerror or error)
+                self._stopping.wait(0.1)                   # EMFILE: others may close theirs
+                continue
+            with self._lock:
+                full = self._open >= self._max
+                self._open += not full
+            if full or not self._hand_over(sock):
+                _refuse_full(sock)
+
+    def _hand_over(self, sock: socket.socket) -> bool:
+        previous = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=self._connection, args=(sock,), name="http", daemon=True).start()
+            return True
+        except RuntimeError:                               # no more threads
+            with self._lock:
+                self._open -= 1
+            return False
+        finally:
+            threading.stack_size(previous)
+
+    def _connection(self, sock: socket.socket) -> None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)   # else 44 ms per answer
+            Conversation(self, sock).run()
+        except (Gone, OSError):
+            pass
+        except Exception:
+            log.exception("connection failed")
+        finally:
+            sock.close()
+            with self._lock:
+                self._open -= 1
+                self._idle.discard(sock)
+
+    # What one conversation asks of its server.
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def mark_idle(self, sock: socket.socket, idle: bool) -> None:
+        with self._lock:
+            (self._idle.add if idle else self._idle.discard)(sock)
+
+    def check_host(self, head: Head) -> None:
+        """Refuse a Host that is no name of ours (DNS rebinding) and a foreign Origin that writes."""
+        if head.host and head.host not in self._hosts and not _is_address(head.host):
+            raise ApiError(f"this server is not called {head.host:.100}", status=421, reason="Misdirected",
+                           hint="use its address")
+        origin = head.headers.get("origin")
+        if origin and head.method not in ("GET", "HEAD"):
+            if origin.partition("://")[2] != head.headers.get("host", ""):
+                raise Forbidden(f"a page of {origin:.100} may not change anything here")
+
+    def admit(self, head: Head) -> Admitted:
+        return self._table.admit(head.method, head.target, head.headers)
+
+    def count(self, pattern: str, status: int) -> None:
+        with self._lock:
+            self.counts[pattern, status] = self.counts.get((pattern, status), 0) + 1
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        return sock
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise _listen_error(host, port, error) from error
+
+
+def _listen_error(host: str, port: int, error: Exception) -> LlmgwError:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        return PortTaken(f"cannot listen on {host}:{port}: another program listens there",
+                         hint="stop it, or choose another port with --listen HOST:PORT")
+    if number == errno.EACCES:
+        return ConfigError(f"cannot listen on {host}:{port}: not allowed to",
+                           hint="choose a port above 1023")
+    return ConfigError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+                       hint="is it an address of this machine?")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_full(sock: socket.socket) -> None:
+    body = b'{"reason":"Full","message":"too many connections","hint":"try again in a moment"}'
+    try:
+        sock.setblocking(False)
+        sock.send(b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 2\r\n"
+                  b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    except OSError:
+        pass
+    sock.close()
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+

@@ -81,6 +81,16 @@ class Owner:
             os.close(log)
         return Child(name, process, log_path)
 
+    def start_in_sight(self, argv: Sequence[str], env: Dict[str, str], name: str) -> Child:
+        """Start a short-lived child whose words go to our own stderr."""
+        try:
+            process = subprocess.Popen(
+                list(argv), env={**env, OWNER_FD: str(self._read)}, stdin=subprocess.DEVNULL, stdout=2,
+                start_new_session=True, pass_fds=(self._read,))
+        except OSError as error:
+            raise CommandFailed(f"cannot start {name}: {error.strerror or error}") from error
+        return Child(name, process, "")
+
     def close(self) -> None:
         os.close(self._write)
         os.close(self._read)

@@ -1,0 +1,82 @@
+"""What `up` tells a person while things get ready: the nodes' own sentences, each once."""
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+from llmgw.domain.engine import EngineObserved, EnginePhase
+from llmgw.domain.model import WeightsObserved, WeightsPhase
+from llmgw.domain.view import ModelView, NodeView, ReplicaView
+
+_NUMBERS = re.compile(r"\d[\d.,]*")
+
+
+class Told:
+    """Remembers what was said about each subject, so that only changes are said."""
+
+    def __init__(self) -> None:
+        self._last: Dict[str, Tuple[str, Optional[int]]] = {}
+
+    def news(self, nodes: Sequence[NodeView], models: Sequence[ModelView],
+             replicas: Sequence[ReplicaView]) -> List[str]:
+        """Return the sentences that are new since the last call; counting numbers alone are not news."""
+        fresh = []
+        for subject, sentence, tenth in _sentences(nodes, models, replicas):
+            kind = (_NUMBERS.sub("#", sentence), tenth)
+            if sentence and self._last.get(subject) != kind:
+                fresh.append(sentence)
+            self._last[subject] = kind
+        return list(dict.fromkeys(fresh))
+
+
+def _sentences(nodes: Sequence[NodeView], models: Sequence[ModelView],
+               replicas: Sequence[ReplicaView]) -> Iterable[Tuple[str, str, Optional[int]]]:
+    """Yield (subject, sentence, tenths done) in the order in which things get ready."""
+    for node in nodes:
+        for warning in node.warnings:
+            yield f"warning {node.name} {warning}", f"{node.name}: {warning}", None
+        if node.state != "ready":
+            yield f"node {node.name}", f"{node.name}: {node.message or node.state}", None
+        for engine in node.engines:
+            yield (f"engine {engine.name} {engine.version}",) + _engine(engine)
+        for weights in node.weights:
+            yield (f"weights {weights.name}",) + _weights(weights)
+    placed = {replica.model for replica in replicas}
+    for model in models:
+        if model.name not in placed and model.ready < model.wanted:
+            yield f"model {model.name}", "; ".join(_about(model.name, why) for why in model.why_not), None
+    for replica in replicas:
+        said = f"{replica.model}: {replica.state}"
+        if replica.message and replica.state != "ready":
+            said += f": {replica.message}"
+        yield f"replica {replica.id}", said, None
+
+
+def _about(name: str, why: str) -> str:
+    return why if name in why else f"{name}: {why}"
+
+
+def _engine(engine: EngineObserved) -> Tuple[str, Optional[int]]:
+    head = f"{engine.name} {engine.version}: "
+    if engine.phase is EnginePhase.INSTALLED:
+        return f"{head}installed", None
+    said = engine.message or engine.phase.value
+    if engine.hint:
+        said += f" (try: {engine.hint})"
+    return said if said.startswith(head) else head + said, _tenth(engine.done_bytes, engine.total_bytes)
+
+
+def _weights(weights: WeightsObserved) -> Tuple[str, Optional[int]]:
+    if weights.phase is WeightsPhase.WHOLE:
+        return f"{weights.name}: weights are here", None
+    if weights.phase is WeightsPhase.ABSENT:
+        return "", None
+    said = weights.message or f"{weights.phase.value} weights"
+    tenth = _tenth(weights.done_bytes, weights.total_bytes)
+    if tenth is not None and "%" not in said:
+        said += f", {weights.done_bytes * 100 // weights.total_bytes} %"
+    return _about(weights.name, said), tenth
+
+
+def _tenth(done: Optional[int], total: Optional[int]) -> Optional[int]:
+    return None if done is None or not total else done * 10 // total

@@ -1,0 +1,211 @@
+"""server.yaml: bytes -> ClusterConfig, or a ConfigError with file, line and key.
+
+docs/configuration.md explains the keys; a test keeps it, the sample and this file together.
+"""
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, FrozenSet, List, Mapping, Tuple
+
+from llmgw.domain.cluster import ClusterConfig
+from llmgw.domain.engine import DEFAULT_VERSIONS, ENGINES, LLAMA_CPP, EngineWanted
+from llmgw.domain.errors import LlmgwError
+from llmgw.domain.model import ModelSpec, Task
+from llmgw.parse import address, weights_source
+from llmgw.parse.yaml_fields import Value, need
+from llmgw.parse.yaml_subset import MapNode, load
+
+KEYS = ("cluster", "listen", "store", "engines", "models")
+ENGINE_KEYS = ("version", "cpu", "launch_mode")
+MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "context_length", "parallel",
+              "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode")
+PLACEMENT_KEYS = ("labels", "nodes")
+LATER = {"fabric": "replicas over several nodes are not supported yet",
+         "control_planes": "several control planes are not supported yet",
+         "tls": "TLS is not supported yet: listen on a loopback address"}
+MODEL_LATER = {"fabric": "replicas over several nodes are not supported yet"}
+
+MAX_TEMPLATE_BYTES = 1 << 20
+MIN_LLAMA_BUILD = 8146    # older builds overflow on a hostile GGUF header: CVE-2026-27940
+# Refused whatever an engine says of itself: they open the node, or are llmgw's own to set.
+ALWAYS_RESERVED = frozenset(("--host", "--port", "--api-key", "--api-key-file", "--ssl-*", "--middleware",
+                             "--trust-remote-code", "--allowed-local-media-path", "--slot-save-path", "--rpc"))
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def decode(data: bytes, name: str, read_file: Callable[[str], bytes],
+           reserved_flags: Mapping[str, FrozenSet[str]]) -> ClusterConfig:
+    """Return what server.yaml says.
+
+    ``read_file`` gives the bytes of a file that the configuration names, or raises an LlmgwError;
+    ``reserved_flags`` has each engine's flags that ``args:`` may not hold (``--x-*``: all that start so).
+    """
+    whole = Value(load(data, name), name, "")
+    fields = whole.fields(KEYS, LATER)
+    _check_store(fields)
+    host, port = _listen(fields)
+    engines = _engines(fields["engines"]) if "engines" in fields else _default_engines()
+    warnings: List[str] = []
+    wanted = frozenset(engine.name for engine in engines)
+    models = tuple(_model(value, read_file, reserved_flags, wanted, warnings)
+                   for value in (fields["models"].items() if "models" in fields else ()))
+    if "models" in fields:
+        _check_distinct(fields["models"], models)
+    cluster = fields["cluster"].name_text() if "cluster" in fields else ClusterConfig.cluster
+    return ClusterConfig(cluster, host, port, engines, models, tuple(warnings))
+
+
+def _check_store(fields: Mapping[str, Value]) -> None:
+    if "store" not in fields:
+        return
+    value = fields["store"]
+    if isinstance(value.node, MapNode):
+        value.fields(("etcd",), {"etcd": "etcd is not supported yet: write store: sqlite"})
+    if value.choice(("sqlite", "etcd")) == "etcd":
+        value.fail("etcd is not supported yet", "write store: sqlite")
+
+
+def _listen(fields: Mapping[str, Value]) -> Tuple[str, int]:
+    if "listen" not in fields:
+        return ClusterConfig.host, ClusterConfig.port
+    return fields["listen"].checked(address.host_port)
+
+
+def _default_engines() -> Tuple[EngineWanted, ...]:
+    return tuple(EngineWanted(name, version) for name, version in DEFAULT_VERSIONS.items())
+
+
+def _engines(whole: Value) -> Tuple[EngineWanted, ...]:
+    members = whole.fields(ENGINES, {})
+    return tuple(_engine(name, value) for name, value in members.items())
+
+
+def _engine(name: str, whole: Value) -> EngineWanted:
+    fields = whole.fields(ENGINE_KEYS, {})
+    if "version" not in fields and name not in DEFAULT_VERSIONS:
+        need(fields, "version", whole)
+    version = _version(name, fields["version"]) if "version" in fields else DEFAULT_VERSIONS[name]
+    _check_launch_mode(fields)
+    if "cpu" in fields and name != LLAMA_CPP:
+        fields["cpu"].fail("only llama.cpp has a CPU build of its own")
+    return EngineWanted(name, version, cpu=fields["cpu"].flag() if "cpu" in fields else False)
+
+
+def _version(engine: str, value: Value) -> str:
+    version = value.text()
+    if not _VERSION.fullmatch(version):
+        value.fail(f"not a version: {version!r:.60}")
+    if engine != LLAMA_CPP:
+        return version
+    if not re.fullmatch(r"b[0-9]{1,9}", version):
+        value.fail(f"not a build of llama.cpp: {version!r:.60}", "write its build tag, like b10991")
+    if int(version[1:]) < MIN_LLAMA_BUILD:
+        value.fail(f"{version} has known holes in its GGUF reader", f"use b{MIN_LLAMA_BUILD} or newer")
+    return version
+
+
+def _check_launch_mode(fields: Mapping[str, Value]) -> None:
+    if "launch_mode" in fields and fields["launch_mode"].choice(("mp", "ray")) == "ray":
+        fields["launch_mode"].fail("launch_mode ray is not supported yet", "write launch_mode: mp, or leave it out")
+
+
+def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[str, FrozenSet[str]],
+           wanted: FrozenSet[str], warnings: List[str]) -> ModelSpec:
+    fields = whole.fields(MODEL_KEYS, MODEL_LATER)
+    name = need(fields, "name", whole).name_text()
+    engine = need(fields, "engine", whole).choice(ENGINES)
+    if engine not in wanted:
+        fields["engine"].fail(f"{engine} is not under engines:", f"add '{engine}: {{version: ...}}' to engines:")
+    _check_launch_mode(fields)
+    placement = fields["placement"].fields(PLACEMENT_KEYS, {}) if "placement" in fields else {}
+    trust = fields["trust_remote_code"].flag() if "trust_remote_code" in fields else False
+    if trust and engine == LLAMA_CPP:
+        warnings.append(f"model {name}: trust_remote_code means nothing to llama.cpp")
+    return ModelSpec(
+        name=name, engine=engine,
+        weights=need(fields, "weights", whole).checked(weights_source.check),
+        aliases=fields["aliases"].distinct(Value.name_text) if "aliases" in fields else (),
+        replicas=_whole(fields, "replicas", 0, 1000, 1), task=_task(fields),
+        context_length=fields["context_length"].whole(16, 1 << 27) if "context_length" in fields else None,
+        parallel=_whole(fields, "parallel", 1, 1024, 1),
+        gpus=fields["gpus"].whole(0, 64) if "gpus" in fields else None,
+        nodes=_nodes(fields), chat_template=_template(fields, read_file), labels=placement["labels"].names() if "labels" in placement else {},
+        only_nodes=placement["nodes"].distinct(Value.name_text) if "nodes" in placement else (),
+        args=_args(fields, engine, reserved.get(engine, frozenset())), trust_remote_code=trust)
+
+
+def _whole(fields: Mapping[str, Value], key: str, low: int, high: int, default: int) -> int:
+    return fields[key].whole(low, high) if key in fields else default
+
+
+def _task(fields: Mapping[str, Value]) -> Task:
+    task = Task(fields["task"].choice([item.value for item in Task])) if "task" in fields else Task.CHAT
+    if task is Task.RERANK:
+        fields["task"].fail("task rerank is not supported yet")
+    return task
+
+
+def _nodes(fields: Mapping[str, Value]) -> int:
+    if _whole(fields, "nodes", 1, 1024, 1) > 1:
+        fields["nodes"].fail(MODEL_LATER["fabric"], "leave nodes: out")
+    return 1
+
+
+def _template(fields: Mapping[str, Value], read_file: Callable[[str], bytes]) -> str:
+    if "chat_template" not in fields:
+        return ""
+    value = fields["chat_template"]
+    path = value.text()
+    try:
+        data = read_file(path)
+    except (LlmgwError, OSError) as error:
+        value.fail(f"cannot read the chat template: {error}", "name a file beside server.yaml")
+    if not data.strip() or len(data) > MAX_TEMPLATE_BYTES:
+        value.fail(f"{path!r:.100} has {len(data)} bytes; a chat template has 1 to {MAX_TEMPLATE_BYTES}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        value.fail(f"{path!r:.100} is not UTF-8")
+
+
+def _args(fields: Mapping[str, Value], engine: str, reserved: FrozenSet[str]) -> Tuple[str, ...]:
+    if "args" not in fields:
+        return ()
+    return fields["args"].each(lambda item: _arg(item, engine, reserved | ALWAYS_RESERVED))
+
+
+def _arg(item: Value, engine: str, reserved: FrozenSet[str]) -> str:
+    text = item.text()
+    if not text.startswith("-"):
+        return text
+    flag = text.split("=", 1)[0]
+    if " " in flag:
+        item.fail("a flag and its value are two items", "write [--flag, value]")
+    if is_reserved(flag, engine, reserved):
+        hint = ("write trust_remote_code: true" if "trust" in flag else
+                "remove it; what a person may choose has a key of its own, see docs/configuration.md")
+        item.fail(f"{flag:.60} is set by llmgw, or would open the node", hint)
+    return text
+
+
+def is_reserved(flag: str, engine: str, reserved: FrozenSet[str]) -> bool:
+    """Whether ``flag`` is one of ``reserved`` in any spelling that the engine would take for it."""
+    plain = flag.replace("_", "-")
+    for known in reserved:
+        if plain == known or (known.endswith("*") and plain.startswith(known[:-1])):
+            return True
+        # argparse takes any unambiguous beginning of a long flag; llama.cpp does not
+        if engine != LLAMA_CPP and len(plain) > 2 and plain.startswith("--") and known.startswith(plain):
+            return True
+    return False
+
+
+def _check_distinct(whole: Value, models: Tuple[ModelSpec, ...]) -> None:
+    seen: Dict[str, str] = {}
+    for item, model in zip(whole.items(), models):
+        members = item.members()
+        for name, value in [(model.name, members["name"]),
+                            *((alias, members["aliases"]) for alias in model.aliases)]:
+            if name in seen:
+                value.fail(f"{name} is the name of {seen[name]} already", "names and aliases are unique")
+            seen[name] = item.key

@@ -4,6 +4,7 @@ Imports only the chosen role, so that ``--version`` and ``ctl`` start fast.
 """
 from __future__ import annotations
 
+import os
 import sys
 from typing import List, Optional
 
@@ -50,7 +51,9 @@ def _run(command: str, words: List[str], debug: bool) -> int:
 
     from llmgw.domain.errors import LlmgwError
     try:
-        return int(importlib.import_module(COMMANDS[command][0]).run(words, debug=debug) or 0)
+        code = int(importlib.import_module(COMMANDS[command][0]).run(words, debug=debug) or 0)
+        sys.stdout.flush()
+        return code
     except LlmgwError as error:
         if debug:
             raise
@@ -60,5 +63,6 @@ def _run(command: str, words: List[str], debug: bool) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:           # `... | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)      # or the flush at exit complains once more
         return 1

@@ -9,7 +9,7 @@ from llmgw.ctl import output, watch
 from llmgw.ctl.connection import connect
 from llmgw.domain.view import NodeView
 
-TITLES = ("NODE", "STATE", "SYSTEM", "CPUS", "MEMORY FREE", "DISK FREE", "GPUS", "REPLICAS", "SEEN")
+TITLES = ("NODE", "STATE", "SYSTEM", "CPUS", "MEM FREE", "DISK FREE", "GPUS", "REPLICAS")
 SKEW_SECONDS = 5.0          # below this nobody needs to know
 
 
@@ -38,12 +38,16 @@ def _row(node: NodeView) -> output.Row:
         node.name, node.state, system, str(facts.cpu_count or "-"),
         _of(facts.memory_available_bytes, facts.memory_total_bytes),
         _of(facts.disk_free_bytes, facts.disk_total_bytes),
-        _gpus(node), str(len(node.replicas)), f"{output.age(node.seen_seconds_ago)} ago"),
+        _gpus(node), str(len(node.replicas))),
         tuple(_notes(node)))
 
 
 def _of(free: int, total: int) -> str:
-    return f"{output.size(free)} of {output.size(total)}" if total else "-"
+    """Return both in few columns: 20/32 GB, 900 MB/2.1 GB."""
+    if not total:
+        return "-"
+    (left, unit), whole = output.size(free).split(" "), output.size(total)
+    return f"{left}/{whole}" if whole.endswith(" " + unit) else f"{left} {unit}/{whole}"
 
 
 def _gpus(node: NodeView) -> str:
@@ -52,7 +56,9 @@ def _gpus(node: NodeView) -> str:
 
 
 def _notes(node: NodeView) -> List[str]:
-    notes = [node.message] if node.message and node.state != "ready" else []
+    notes = []
+    if node.state != "ready":
+        notes.append(node.message or f"last heard of {output.age(node.seen_seconds_ago)} ago")
     if node.draining:
         notes.append("draining: takes no new replicas (llmgw ctl undrain ends it)")
     if abs(node.clock_skew_seconds) >= SKEW_SECONDS:

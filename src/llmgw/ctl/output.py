@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-import textwrap
 import time
 import unicodedata
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ _COLOURS = {"ready": "32", "installed": "32", "whole": "32", "run": "32",
             "unreachable": "31", "lost": "31", "failed": "31", "missing": "31", "crashloop": "31",
             "damaged": "31", "backoff": "31", "unready": "31"}
 _UNLIMITED = 1 << 20
-_NARROWEST = 10             # a cell is not cut below this
+_NARROWEST = 8              # a cell is not cut below this
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def lines(text: str) -> List[str]:
     for line in text.split("\n"):
         line = line.rstrip("\r").rpartition("\r")[2].expandtabs(4)
         indent = len(line) - len(line.lstrip(" "))
-        shown.append(" " * min(indent, 40) + clean(line))
+        shown.append(" " * min(indent, 40) + clean(line.lstrip(" ")))
     return shown
 
 
@@ -94,7 +93,7 @@ def table(titles: Sequence[str], rows: Sequence[Row], *, width: int, colour: boo
     The first column is what people copy into the next command: it is never cut.
     """
     rows = [Row(tuple(clean(cell) or "-" for cell in row.cells), row.notes) for row in rows]
-    widths = _fit([[title for title in titles]] + [list(row.cells) for row in rows], width)
+    widths = _fit([list(titles)] + [list(row.cells) for row in rows], width)
     if widths is None:
         return _stacked(titles, rows, width, colour)
     shown = [_line(titles, widths, False)]
@@ -143,12 +142,24 @@ def _notes(notes: Sequence[str], width: int) -> List[str]:
 
 
 def _wrap(text: str, width: int, indent: str) -> List[str]:
-    if columns(indent + text) <= width:
-        return [indent + text]
-    if not text.isascii():           # textwrap counts characters, a terminal columns
-        width -= (columns(text) - len(text) + 1) // 2 if columns(text) > len(text) else 0
-    return textwrap.wrap(text, max(width, _NARROWEST), initial_indent=indent,
-                         subsequent_indent=indent + ("  " if indent else "")) or [indent]
+    """Return ``text`` in lines of at most ``width`` columns; a word that is longer is broken."""
+    shown, line = [], indent
+    room = max(width, len(indent) + _NARROWEST)
+    for word in text.split(" "):
+        start = indent + "  " if indent else ""
+        joined = line + (" " if line.strip() else "") + word
+        if columns(joined) <= room:
+            line = joined
+            continue
+        if line.strip():
+            shown.append(line)
+            line = start
+        for character in word:
+            if columns(line) + columns(character) > room:
+                shown.append(line)
+                line = start
+            line += character
+    return shown + [line] if line.strip() or not shown else shown
 
 
 def paint(text: str, colour: bool) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmgw.domain.cluster import AgentConfig, OperatorEngine
 from llmgw.domain.errors import ConfigError
@@ -43,7 +44,8 @@ engines:
         servers=("http://10.0.0.1:7800", "https://[fd00::1]:7800"), node="n1", data_dir="/srv/llmgw",
         address="10.0.0.5", fabric_address="fd00::5", gate_port=8000, engine_ports=9000, labels={"rack": "a"},
         exclude_gpus=(3, 1), install_packages=False, http_proxy="http://proxy:3128", token_file="/etc/llmgw/token",
-        operator_engines=(OperatorEngine("llama.cpp", "/opt/llama-server"), OperatorEngine("vllm", "/opt/v/bin/python")))
+        operator_engines=(OperatorEngine("llama.cpp", "/opt/llama-server"),
+                          OperatorEngine("vllm", "/opt/v/bin/python")))
 
 
 def test_one_server_may_stand_without_a_list():

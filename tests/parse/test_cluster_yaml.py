@@ -4,7 +4,8 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmgw.domain.engine import DEFAULT_VERSIONS
 from llmgw.domain.errors import ConfigError, StorageError
@@ -92,7 +93,8 @@ models:
     assert (config.cluster, config.host, config.port) == ("c1", "::1", 0)
     assert config.engines[0].cpu and config.engines[0].version == "b11000"
     found = config.models[0]
-    assert (found.name, found.aliases, found.engine, found.weights) == ("org/a:1", ("b", "c"), "vllm", "hf:org/repo@v1.0")
+    assert (found.name, found.aliases, found.engine) == ("org/a:1", ("b", "c"), "vllm")
+    assert found.weights == "hf:org/repo@v1.0"
     assert (found.replicas, found.task, found.context_length, found.parallel) == (0, Task.EMBED, 8192, 4)
     assert (found.gpus, found.labels, found.only_nodes) == (2, {"rack": "a"}, ("n1", "n2"))
     assert found.chat_template == "{{ x }}\n" and found.trust_remote_code
@@ -130,7 +132,8 @@ REFUSED = [
     ("models:\n  - name: -m\n", "line 2: models[0].name: name '-m' is not allowed", "use letters"),
     ("models:\n  - name: a/../b\n", "line 2: models[0].name: name", None),
     ("models:\n  - name: m\n", "line 2: models[0]: engine is missing", None),
-    ("models:\n  - name: m\n    engine: vlm\n", "line 3: models[0].engine: unknown value 'vlm', did you mean vllm", None),
+    ("models:\n  - name: m\n    engine: vlm\n",
+     "line 3: models[0].engine: unknown value 'vlm', did you mean vllm", None),
     ("models:\n  - name: m\n    engine: vllm\n", "line 2: models[0]: weights is missing", None),
     ("models:\n  - name: m\n    engine: sglang\n", "line 3: models[0].engine: sglang is not under engines:", None),
     ("models:\n", "line 1: models: expected a list, got nothing", "write []"),
@@ -204,9 +207,10 @@ def test_remote_code_for_llama_cpp_is_a_warning():
     assert "means nothing to llama.cpp" in decode(model(["trust_remote_code: true"])).warnings[0]
 
 
-WORDS = st.sampled_from(["models:", "engines:", "- ", "name: ", "engine: ", "llama.cpp", "vllm", "weights: ", "mirror:m",
-                         "\n", "\n  ", "\n    ", "args: ", "[", "]", "{", "}", ": ", "version", "b10991", "x", "-1",
-                         "listen: ", "placement: ", "labels", "replicas: ", "true", "", "store: ", "sqlite"])
+WORDS = st.sampled_from([
+    "models:", "engines:", "- ", "name: ", "engine: ", "llama.cpp", "vllm", "weights: ", "mirror:m", "\n", "\n  ",
+    "\n    ", "args: ", "[", "]", "{", "}", ": ", "version", "b10991", "x", "-1", "listen: ", "placement: ", "labels",
+    "replicas: ", "true", "", "store: ", "sqlite"])
 
 
 @settings(max_examples=600, deadline=None)

@@ -5,7 +5,8 @@ import time
 
 import pytest
 import yaml
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmgw.domain.errors import ConfigError
 from llmgw.parse import yaml_subset

@@ -115,7 +115,8 @@ def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[st
     name = need(fields, "name", whole).name_text()
     engine = need(fields, "engine", whole).choice(ENGINES)
     if engine not in wanted:
-        fields["engine"].fail(f"{engine} is not under engines:", f"add '{engine}: {{version: ...}}' to engines:")
+        fields["engine"].fail(f"{engine} is not under engines:",
+                              f"add '{engine}: {{version: ...}}' to engines:")
     _check_launch_mode(fields)
     placement = fields["placement"].fields(PLACEMENT_KEYS, {}) if "placement" in fields else {}
     trust = fields["trust_remote_code"].flag() if "trust_remote_code" in fields else False
@@ -129,7 +130,8 @@ def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[st
         context_length=fields["context_length"].whole(16, 1 << 27) if "context_length" in fields else None,
         parallel=_whole(fields, "parallel", 1, 1024, 1),
         gpus=fields["gpus"].whole(0, 64) if "gpus" in fields else None,
-        nodes=_nodes(fields), chat_template=_template(fields, read_file), labels=placement["labels"].names() if "labels" in placement else {},
+        nodes=_nodes(fields), chat_template=_template(fields, read_file),
+        labels=placement["labels"].names() if "labels" in placement else {},
         only_nodes=placement["nodes"].distinct(Value.name_text) if "nodes" in placement else (),
         args=_args(fields, engine, reserved.get(engine, frozenset())), trust_remote_code=trust)
 

@@ -159,7 +159,8 @@ class _Parser:
         return self._map(indent, key, depth)
 
     def _list(self, indent: int, key: str, depth: int) -> ListNode:
-        first, items = self._lines[self.at].number, []
+        first = self._lines[self.at].number
+        items: List[Node] = []
         while self._next_is(indent, key) and _is_item(self._lines[self.at].text):
             line = self._lines[self.at]
             where = f"{key}[{len(items)}]"

@@ -14,8 +14,17 @@ from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.node import Gpu, NodeFacts, NodeIdentity, OsRelease
 from llmgw.domain.replica import FirstFailure, GpuSlot, ShardObserved, ShardState
 from llmgw.domain.route import Gauges
-from llmgw.domain.view import (EngineArchive, EngineView, EventView, KeyView, MirrorView, ModelView, NodeView,
-                               ReplicaView, ShardView)
+from llmgw.domain.view import (
+    EngineArchive,
+    EngineView,
+    EventView,
+    KeyView,
+    MirrorView,
+    ModelView,
+    NodeView,
+    ReplicaView,
+    ShardView,
+)
 
 GIB = 1 << 30
 HOSTILE = "evil\x1b[2J\u202e"
@@ -84,8 +93,10 @@ def test_stand_in_replicas_explains_the_first_failure(ctl, fake):
 
 
 def test_stand_in_engines_shows_the_nodes_sentence_and_what_to_try(ctl, fake):
-    seen = EngineObserved("llama.cpp", "b10991", EnginePhase.MISSING, "libgomp.so.1 is missing", "apt-get install libgomp1")
-    loading = EngineObserved("llama.cpp", "b10991", EnginePhase.DOWNLOADING, "llama.tar.gz", done_bytes=5, total_bytes=20)
+    seen = EngineObserved("llama.cpp", "b10991", EnginePhase.MISSING, "libgomp.so.1 is missing",
+                          "apt-get install libgomp1")
+    loading = EngineObserved("llama.cpp", "b10991", EnginePhase.DOWNLOADING, "llama.tar.gz",
+                             done_bytes=5, total_bytes=20)
     server = fake({"GET /v1/engines": items(
         wire.ENGINE_VIEW, EngineView("llama.cpp", "b10991", nodes=(("alpha", seen), ("beta", loading))),
         EngineView("vllm", "0.30.0", assets_problem="github.com: no answer in time"))})
@@ -111,7 +122,8 @@ def test_stand_in_every_read_command_prints_the_servers_own_json(ctl, fake):
 def test_stand_in_no_hostile_name_reaches_the_terminal_at_80_and_40_columns(ctl, fake):
     bad = EngineObserved(HOSTILE, HOSTILE, EnginePhase.FAILED, HOSTILE, HOSTILE, devices=(HOSTILE,))
     server = fake({
-        "GET /v1/nodes": items(wire.NODE_VIEW, node(HOSTILE, HOSTILE, HOSTILE, warnings=(HOSTILE * 20,), engines=(bad,))),
+        "GET /v1/nodes": items(wire.NODE_VIEW, node(HOSTILE, HOSTILE, HOSTILE, warnings=(HOSTILE * 20,),
+                                                     engines=(bad,))),
         "GET /v1/models": items(wire.MODEL_VIEW, model(name=HOSTILE, weights=HOSTILE, why_not=(HOSTILE * 9,))),
         "GET /v1/replicas": items(wire.REPLICA_VIEW, replica(id=HOSTILE, state=HOSTILE, message=HOSTILE)),
         "GET /v1/engines": items(wire.ENGINE_VIEW, EngineView(HOSTILE, HOSTILE, nodes=((HOSTILE, bad),))),
@@ -146,7 +158,8 @@ def test_stand_in_an_empty_list_says_what_to_do_and_prints_no_data(ctl, fake):
 
 
 def test_stand_in_the_servers_refusal_and_its_advice_are_shown_as_they_are(ctl, fake):
-    server = fake({"GET /v1/nodes": (403, {"reason": "Forbidden", "message": "not with this token", "hint": "use another"}),
+    server = fake({"GET /v1/nodes": (403, {"reason": "Forbidden", "message": "not with this token",
+                                           "hint": "use another"}),
                    "GET /v1/models": (503, {"reason": "Busy", "message": "too many connections"})})
     done = ctl("nodes", server=server.url)
     assert (done.returncode, done.stderr) == (1, "llmgw: not with this token\n  try: use another\n")

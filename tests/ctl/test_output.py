@@ -56,7 +56,7 @@ def test_a_wide_table_is_one_line_per_row_and_notes_stand_below():
 
 
 def test_what_does_not_fit_side_by_side_is_stacked_and_complete():
-    shown = output.table(TITLES, [Row(("alpha", "ready", "Debian GNU/Linux 12", "64", "12 GB of 64 GB"))], width=40)
+    shown = output.table(TITLES, [Row(("alpha", "ready", "Debian GNU/Linux 12", "64", "12 GB of 64 GB"))], width=36)
     assert shown == ["alpha", "  state        ready", "  system       Debian GNU/Linux 12", "  cpus         64",
                      "  memory free  12 GB of 64 GB"]
 

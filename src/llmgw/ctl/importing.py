@@ -136,11 +136,18 @@ def format_of(sources: Sequence[Source]) -> str:
 
 
 def _check_gguf(path: str) -> None:
+    from llmgw.parse import gguf
     with files.storing("read", path), open(path, "rb") as source:
-        magic = source.read(4)
-    if magic != b"GGUF":
-        raise ParseError(f"{path}: not a GGUF file: it starts with {magic!r}",
-                         hint="download it again; a web page or a Git LFS pointer looks like this")
+        start = source.read(4)
+        if not gguf.is_gguf(start):
+            raise ParseError(f"{path}: not a GGUF file: it starts with {start!r}",
+                             hint="download it again; a web page or a Git LFS pointer looks like this")
+
+        def read_at(offset: int, count: int) -> bytes:
+            source.seek(offset)
+            return source.read(count)
+
+        gguf.read_header(read_at, os.path.getsize(path), path)
 
 
 def refuse_pickle(path: str) -> None:

@@ -64,7 +64,8 @@ def teach_shiv(build: str) -> None:
         raise SystemExit(f"build_pyz: needs shiv=={SHIV}: pip install 'shiv=={SHIV}', or `make pyz`") from None
     gone = [name for name in REPLACED if not hasattr(builder, name)]
     if gone or shiv.__version__ != SHIV:
-        raise SystemExit(f"build_pyz: shiv is {shiv.__version__}, expected {SHIV}; not in it: {gone or 'nothing missing'}")
+        raise SystemExit(f"build_pyz: shiv is {shiv.__version__}, expected {SHIV}"
+                         + (f"; it has no {', '.join(gone)}" if gone else ""))
     launcher = (ROOT / "scripts" / "pyz" / "launcher.sh").read_bytes()
     start = (ROOT / "scripts" / "pyz" / "main.py").read_text(encoding="utf-8")
     package_files, write_entry = _shivs_own(builder)

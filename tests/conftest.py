@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,21 @@ try:
     hypothesis.settings.load_profile("llmgw")
 except ImportError:                           # the suite's other parts need nothing but pytest
     pass
+
+
+BROUGHT = {"llama_server", "llama_archive", "gemma"}
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark what uses a real engine or model; leave out what this machine, or this run, cannot have."""
+    online = "online" in (config.getoption("-m") or "") and "not online" not in config.getoption("-m")
+    for item in items:
+        if BROUGHT & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.engine)
+        if item.get_closest_marker("online") and not online:
+            item.add_marker(pytest.mark.skip(reason="needs the real internet: make verify-online"))
+        if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
 def load_script(path: pathlib.Path):

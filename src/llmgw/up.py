@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw import __version__
 from llmgw.api import paths, wire
@@ -108,7 +108,8 @@ class _Up:
     def __init__(self, options: argparse.Namespace, wanted: Wanted, folder: str, roles: Roles) -> None:
         self._options, self._wanted, self._folder, self._roles = options, wanted, folder, roles
         self._told = Told()
-        self._announced = ""
+        self._announced, self._answered = "", ""
+        self._trial: Optional[threading.Thread] = None
         self._client: ControlClient
         self._server: Endpoint
         self._router: Endpoint
@@ -171,19 +172,29 @@ class _Up:
         for sentence in news:
             say(sentence)
         ready = [model for model in models if model.ready]
-        if ready and self._announced in ("", "-") and self._answers(ready[0]):
-            self._announce(ready[0])
+        if ready and self._announced in ("", "-"):
+            self._try(ready[0])
 
-    def _answers(self, model: ModelView) -> bool:
-        """Say whether the router answers what the printed line asks."""
+    def _try(self, model: ModelView) -> None:
+        """Ask what the printed line asks, beside the main thread, which must hear Ctrl-C; announce what answers."""
+        if self._trial is not None and not self._trial.is_alive():
+            self._trial = None
+            if self._answered == model.name:
+                return self._announce(model)
+        if self._trial is None:
+            self._trial = threading.Thread(target=self._ask_once, args=(model,), daemon=True)
+            self._trial.start()
+
+    def _ask_once(self, model: ModelView) -> None:
         path, body = self._ask(model)
         try:
             answer = HttpClient(self._router.url).request(
                 "POST", path, body=json.dumps(body).encode(), timeout=FIRST_ANSWER_SECONDS,
                 headers={"Authorization": f"Bearer {self._key.reveal()}", "Content-Type": "application/json"})
         except Unreachable:
-            return False
-        return answer.status == 200
+            return
+        if answer.status == 200:
+            self._answered = model.name
 
     def _ask(self, model: ModelView) -> Any:
         path, body = _ASKS.get(model.task, _ASKS[Task.CHAT.value])

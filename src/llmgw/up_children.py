@@ -21,7 +21,7 @@ LEFTOVER_SECONDS = 120.0
 # The agent stops its engines and its gate before it goes: that takes longest.
 STOP_SECONDS = {"router": 10.0, "agent": 60.0, "server": 10.0}
 HURRY_SECONDS = 1.0
-_TURN = 0.1
+_TURN = 0.2
 _LOG_LINE = re.compile(r"\S+ (ERROR|CRITICAL) [^:]+: (.*)")
 _NOT_FOR_CHILDREN = ("LLMGW_SERVER", "LLMGW_TOKEN", "LLMGW_TOKEN_FILE")
 

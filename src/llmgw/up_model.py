@@ -12,10 +12,10 @@ from typing import List
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
 from llmgw.domain.engine import DEFAULT_VERSIONS, LLAMA_CPP
-from llmgw.domain.errors import ApiError, UsageError
+from llmgw.domain.errors import ApiError, LlmgwError, UsageError
 from llmgw.domain.model import Weights
 from llmgw.domain.names import check_name, file_name
-from llmgw.parse import weights_source
+from llmgw.parse import cluster_yaml, weights_source
 from llmgw.system import data_dir, files
 
 # Small enough for every machine, open to everybody, and with a chat template of its own.
@@ -76,10 +76,20 @@ class Wanted:
         return f"- name: {self.name}\n" in known and f"weights: mirror:{self.name}\n" in known
 
     def has_template(self, model: str, folder: str) -> bool:
-        """Say whether ``model`` answers with a template of ours, as base models do."""
-        if self.config:
+        """Say whether server.yaml gives ``model`` a chat template, as base models need one."""
+        path = self.config_path(folder)
+
+        def read_beside(name: str) -> bytes:
+            data = files.read_bytes(os.path.join(os.path.dirname(path), name))
+            if data is None:
+                raise UsageError(f"{name}: there is no such file")
+            return data
+
+        try:
+            config = cluster_yaml.decode(files.read_bytes(path) or b"", path, read_beside, {})
+        except LlmgwError:
             return False
-        return os.path.exists(os.path.join(folder, f"{file_name(model)}.jinja"))
+        return any(spec.name == model and spec.chat_template for spec in config.models)
 
     def files(self) -> List[str]:
         """Return the file, or all parts of a split one."""

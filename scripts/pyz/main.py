@@ -168,7 +168,7 @@ def start():
     sys.path.insert(0, archive)
     sys.path[0] = code_folder(archive)
     from llmgw.cli import main
-    sys.exit(main())
+    main()
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def test_the_last_words_of_a_role_are_its_own_complaint():
     assert last_words(["2026 INFO x: fine", "llmgw: port 1 is taken: a", "  try: another"]) == (
         "port 1 is taken: a", "another")
     assert last_words(["llmgw: no hint", "other"]) == ("no hint", "")
-    assert last_words(["2026-11-30T12:00:00.000Z ERROR server.main: disk full", "2026 INFO x: bye"]) == ("disk full", "")
-    assert last_words(["Traceback (most recent call last):", "  File x", "ModuleNotFoundError: No module named 'x'"]) == (
-        "ModuleNotFoundError: No module named 'x'", "")
+    logged = ["2026-11-30T12:00:00.000Z ERROR server.main: disk full", "2026 INFO x: bye"]
+    assert last_words(logged) == ("disk full", "")
+    bug = ["Traceback (most recent call last):", "  File x", "ModuleNotFoundError: No module named 'x'"]
+    assert last_words(bug) == ("ModuleNotFoundError: No module named 'x'", "")
     assert last_words([]) == ("", "")

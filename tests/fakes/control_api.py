@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FakeControlApi:
-    """``answers`` maps "METHOD /path" to data, or to (status, data); ``requests`` is what came."""
+    """``answers`` maps "METHOD /path" to data, to (status, data), or to a function of (path, body) that
+    gives one of them, or None to hang up; ``requests`` is what came."""
 
     def __init__(self, answers):
         self.answers, self.requests = dict(answers), []
@@ -19,6 +20,11 @@ class FakeControlApi:
                 outer.requests.append((self.command, self.path, body, self.headers.get("Authorization", "")))
                 found = outer.answers.get(f"{self.command} {self.path.split('?')[0]}",
                                           (404, {"reason": "NotFound", "message": f"no such path: {self.path}"}))
+                if callable(found):
+                    found = found(self.path, body)
+                if found is None:
+                    self.close_connection = True
+                    return
                 status, data = found if isinstance(found, tuple) else (200, found)
                 sent = data if isinstance(data, bytes) else json.dumps(data).encode()
                 self.send_response(status)

@@ -27,7 +27,8 @@ class Up:
         self._out, self._err = folder.parent / "out", folder.parent / "err"
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, str(pyz), "up", "--data-dir", str(folder), "--json-ready", str(self.ready_file), *words],
+                [sys.executable, str(pyz), "up", "--data-dir", str(folder), "--json-ready", str(self.ready_file),
+                 *words],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
 
     @property
@@ -119,15 +120,16 @@ def first(pyz, llama_archive, words, tmp_path_factory):
     folder = tmp_path_factory.mktemp("up") / "data"
     with running(pyz, folder, *words) as up:
         endpoint = up.endpoint()
-        imported = ctl(pyz, endpoint, "mirror", "import-engine", str(llama_archive.path), "--sha256", llama_archive.sha256)
+        imported = ctl(pyz, endpoint, "mirror", "import-engine", str(llama_archive.path),
+                       "--sha256", llama_archive.sha256)
         assert imported.returncode == 0, imported.stderr
         ready = up.ready()
         seen = {
             "answer": shell(up.curl_line()), "out": up.out, "ready": ready,
             "ctl": {name: ctl(pyz, endpoint, *name.split()) for name in (
                 "nodes", "models", "replicas", "engines", "events", "keys list", "mirror list", "replicas --explain")},
-            "refused": subprocess.run([sys.executable, str(pyz), "up", "--data-dir", str(folder)],
-                                      stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, check=False),
+            "refused": subprocess.run([sys.executable, str(pyz), "up", "--data-dir", str(folder)], check=False,
+                                      stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60),
             "alive": left_behind(folder)}
         seen["code"], seen["left"], seen["err"] = up.stop(), left_behind(folder), up.err
     return folder, seen

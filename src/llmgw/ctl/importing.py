@@ -23,8 +23,10 @@ from llmgw.system import files, hashing
 
 PIECE_TIMEOUT_SECONDS = 120.0
 FINISH_TIMEOUT_SECONDS = 3600.0     # the server reads the whole file once more
-TRIES = 6                           # of one piece, each a longer wait apart
+TRIES = 6                           # of one piece, each wait twice the one before
+FIRST_WAIT_SECONDS = 0.5
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 _RELEASE = re.compile(r"llama-(b\d+)-bin-.+")
 _PICKLE_NAMES = re.compile(r".*\.(pt|pth|pkl|pickle|ckpt|joblib)|(pytorch_)?model.*\.bin", re.IGNORECASE)
 
@@ -92,12 +94,17 @@ def gather(named: Sequence[str]) -> List[Source]:
             sources.append(Source(path, os.path.basename(path)))
     for source in sources:
         _check_readable(source.path)
-        check_name(source.name, "file name")
+    sources = [Source(source.path, _plain(source.name)) for source in sources]
     names = [source.name for source in sources]
     if not sources or len(set(names)) != len(names):
         raise UsageError(f"no files in {', '.join(named)}" if not sources else "two files have the same name")
     _check_split(names)
     return sources
+
+
+def _plain(name: str) -> str:
+    """Return a name that is one on every node: blanks and the like become dashes."""
+    return check_name(_UNUSUAL.sub("-", name).lstrip("-."), "file name")
 
 
 def _by_name(entry: "os.DirEntry[str]") -> str:
@@ -207,7 +214,7 @@ def _send_piece(client: ControlClient, where: str, at: int, piece: bytes) -> int
             if turn == TRIES - 1:
                 error.hint = "run the same command again: it goes on where it stopped"
                 raise
-            time.sleep(0.5 * 2 ** turn)
+            time.sleep(FIRST_WAIT_SECONDS * 2 ** turn)
             try:
                 if int(client.json("GET", where)["received_bytes"]) != at:
                     return int(client.json("GET", where)["received_bytes"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import FrozenSet, Optional, Tuple
 
 from llmgw.domain.command import Command
+from llmgw.domain.model import ModelSpec
 from llmgw.domain.replica import ShardWanted
 from llmgw.domain.route import Gauges
 
@@ -49,4 +50,12 @@ class Engine:
 
     def gauges(self, page: bytes) -> Gauges:
         """Return the numbers of a metrics page; what it does not hold is None."""
+        raise NotImplementedError
+
+    def work(self, page: bytes) -> Optional[float]:
+        """Return a number of a metrics page that grows while the engine computes; None when unknown."""
+        return self.gauges(page).generated_tokens
+
+    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
+        """Return the path and body of a request for one token, or one embedding."""
         raise NotImplementedError

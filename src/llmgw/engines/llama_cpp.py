@@ -1,11 +1,12 @@
 """llama.cpp: how llama-server (checked against b10991) is started and read."""
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+import json
+from typing import Dict, List, Optional, Tuple
 
 from llmgw.domain.command import Command
 from llmgw.domain.engine import LLAMA_CPP
-from llmgw.domain.model import Task, context_per_request
+from llmgw.domain.model import ModelSpec, Task, context_per_request
 from llmgw.domain.replica import ShardWanted
 from llmgw.domain.route import Gauges
 from llmgw.engines.base import Engine, Place, Program
@@ -36,6 +37,7 @@ _RESERVED = """
 _RUNNING = "llamacpp:requests_processing"
 _WAITING = "llamacpp:requests_deferred"
 _GENERATED = "llamacpp:tokens_predicted_total"
+_WORK = ("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", _GENERATED)
 
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses",
                  "/v1/rerank")
@@ -61,6 +63,23 @@ class LlamaCpp(Engine):
         return Gauges(running=prometheus.total(samples, _RUNNING),
                       waiting=prometheus.total(samples, _WAITING),
                       generated_tokens=prometheus.total(samples, _GENERATED))
+
+    def work(self, page: bytes) -> Optional[float]:
+        # Token counters are only moved when a request ends; decode calls count while it runs.
+        samples = prometheus.read(page, _WORK)
+        known = [prometheus.total(samples, name) for name in _WORK]
+        return sum(value for value in known if value is not None) if any(
+            value is not None for value in known) else None
+
+    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
+        if model.task is Task.EMBED:
+            path, body = "/v1/embeddings", {"model": model.name, "input": "ready"}
+        elif model.task is Task.RERANK:
+            path, body = "/v1/rerank", {"model": model.name, "query": "ready", "documents": ["ready"]}
+        else:       # a model without a chat template has completions too
+            path, body = "/v1/completions", {"model": model.name, "prompt": "ready", "max_tokens": 1,
+                                             "temperature": 0, "cache_prompt": False}
+        return path, json.dumps(body).encode()
 
 
 def _flags(shard: ShardWanted, place: Place) -> List[str]:

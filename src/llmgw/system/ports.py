@@ -23,3 +23,10 @@ def free_port(host: str, wanted: int) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def answers(host: str, port: int) -> bool:
+    """Say whether somebody accepts connections there: with SO_REUSEPORT a port can be taken and bindable."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0

@@ -1,0 +1,217 @@
+"""The engines of a node: brings every wanted version to ``installed``, and says at each step where it stands."""
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from llmgw.agent.board import Board, Key, Usable
+from llmgw.agent.install import Installed, Installer, read_marker
+from llmgw.agent.layout import Layout
+from llmgw.decide import engines as decide
+from llmgw.domain.cluster import OperatorEngine
+from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase, EngineWanted
+from llmgw.domain.errors import LlmgwError, RequirementMissing
+from llmgw.parse import github_release
+from llmgw.system import download, files
+from llmgw.system.clock import Clock
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 5.0
+REPORT_SECONDS = 1.0
+
+
+class EngineKeeper:
+    """One thread; the only writer of ``engines/``."""
+
+    def __init__(self, installer: Installer, board: Board, layout: Layout, clock: Clock,
+                 operator: Sequence[OperatorEngine]) -> None:
+        self._installer, self._board, self._layout, self._clock = installer, board, layout, clock
+        self._operator = {item.name: item for item in operator}
+        self._here: Dict[Key, decide.Here] = {}
+        self._installed: Dict[Key, Installed] = {}
+        self._attempts: Dict[Key, Tuple[EngineWanted, decide.Attempt]] = {}
+        self._last: Dict[Key, Tuple[EnginePhase, float, float]] = {}     # phase, since, told at
+        self.poke = threading.Event()
+
+    def recall(self) -> None:
+        """Find what is installed; remove what an interrupted install left. Nothing here is usable yet."""
+        for engine in _folders(self._layout.engines):
+            for name in _folders(engine):
+                installed = read_marker(name)
+                if installed is None or self._layout.engine(installed.name, installed.version) != name:
+                    log.info("unfinished install removed path=%s", name)
+                    files.remove(name)
+                    continue
+                key = (installed.name, installed.version)
+                self._installed[key] = installed
+                self._here[key] = decide.Here(installed_at=installed.installed_at)
+
+    def turn(self) -> Optional[float]:
+        """Take every step that is due. A failed one is told, and tried again later."""
+        desired = self._board.desired
+        wanted = desired.node.engines if desired else ()
+        in_use = _in_use(self._board)
+        for name in self._operator:
+            self._check_operators(name, wanted)
+        ours = [item for item in wanted if item.name not in self._operator and self._can_be_ours(item)]
+        # installed versions that shards use, or that nobody has asked about yet, are looked at too
+        kept = [EngineWanted(*key) for key in self._here
+                if key not in {(item.name, item.version) for item in ours} and (desired is None or key in in_use)]
+        steps = decide.plan([*ours, *kept], self._here, self._due(ours), in_use, self._clock.monotonic())
+        for step in steps:
+            if isinstance(step, decide.Install):
+                self._install(step.wanted)
+            elif isinstance(step, decide.Recheck):
+                self._recheck((step.wanted.name, step.wanted.version))
+            else:
+                self._remove((step.name, step.version))
+        if desired is not None:
+            self._forget_unwanted(wanted)
+        self._board.put_engines_probed()
+        return None
+
+    def _can_be_ours(self, item: EngineWanted) -> bool:
+        if item.name == LLAMA_CPP:
+            return True
+        has_gpu = bool(self._board.facts.gpus)
+        phase = EnginePhase.MISSING if has_gpu else EnginePhase.SKIPPED
+        self._tell((item.name, item.version), phase,
+                   f"this version of llmgw does not install {item.name}" if has_gpu
+                   else "no GPU that it could use")
+        return False
+
+    def _due(self, wanted: Sequence[EngineWanted]) -> Mapping[Key, decide.Attempt]:
+        """Return the failed attempts; one at what is no longer wanted in that form does not count."""
+        current = {(item.name, item.version): item for item in wanted}
+        for key in [key for key, (item, _) in self._attempts.items() if current.get(key) != item]:
+            del self._attempts[key]
+        return {key: attempt for key, (_, attempt) in self._attempts.items()}
+
+    def _install(self, item: EngineWanted) -> None:
+        key = (item.name, item.version)
+        if not item.assets:
+            self._tell(key, EnginePhase.RESOLVING,
+                       item.assets_problem or "the control plane has no list of its archives yet")
+            return
+        if not self._board.facts.arch:
+            self._tell(key, EnginePhase.RESOLVING, "waits for the look at this machine")
+            return
+        try:
+            picked = self._pick(item)
+            assets = [asset for asset in (picked.binary, picked.runtime) if asset is not None]
+            installed = self._installer.install(
+                item.name, item.version, assets, bool(picked.cuda),
+                lambda phase, message, done=None, total=None: self._report(key, phase, message, done, total))
+        except download.Stopped:
+            return
+        except LlmgwError as error:
+            self._failed(item, error)
+            return
+        self._attempts.pop(key, None)
+        self._runs(key, installed)
+        log.info("engine installed name=%s version=%s says=%s", *key, installed.says)
+
+    def _pick(self, item: EngineWanted) -> github_release.Picked:
+        facts = self._board.facts
+        capabilities = [gpu.compute_capability for gpu in facts.gpus if gpu.compute_capability]
+        return github_release.pick(item.assets, item.version, facts.arch,
+                                   facts.nvidia_driver if facts.gpus else None, item.cpu,
+                                   min(capabilities, key=github_release.numbers) if capabilities else None)
+
+    def _failed(self, item: EngineWanted, error: LlmgwError) -> None:
+        key = (item.name, item.version)
+        before = self._attempts.get(key)
+        attempt = decide.Attempt((before[1].failures if before else 0) + 1, self._clock.monotonic())
+        self._attempts[key] = (item, attempt)
+        phase = EnginePhase.MISSING if isinstance(error, RequirementMissing) else EnginePhase.FAILED
+        wait = decide.retry_at(attempt) - self._clock.monotonic()
+        self._tell(key, phase, error.message + f"; tried again in {wait:.0f} seconds", error.hint or "")
+        log.warning("engine not installed name=%s version=%s reason=%s: %s", *key, error.reason, error.message)
+
+    def _recheck(self, key: Key) -> None:
+        """Run an installed version again. One that stops running is reported; what runs of it is left alone."""
+        installed = self._installed[key]
+        path = os.path.join(self._layout.engine(*key), installed.program)
+        try:
+            again = self._installer.prove(*key, path, installed.program, any("CUDA" in d for d in installed.devices))
+        except LlmgwError as error:
+            self._here[key] = dataclasses.replace(self._here[key], checked_at=self._clock.monotonic(), runs=False)
+            phase = EnginePhase.MISSING if isinstance(error, RequirementMissing) else EnginePhase.FAILED
+            self._tell(key, phase, error.message, error.hint or "")
+            if not os.path.exists(path):
+                self._remove(key)             # its files are gone: it is installed anew
+            return
+        self._runs(key, dataclasses.replace(again, installed_at=installed.installed_at))
+
+    def _runs(self, key: Key, installed: Installed) -> None:
+        self._installed[key] = installed
+        self._here[key] = decide.Here(self._clock.monotonic(), True, installed.installed_at)
+        program = os.path.join(self._layout.engine(*key), installed.program)
+        self._tell(key, EnginePhase.INSTALLED, installed.says, usable=Usable(program),
+                   devices=installed.devices)
+
+    def _check_operators(self, name: str, wanted: Sequence[EngineWanted]) -> None:
+        """The operator's own program stands for whatever version is wanted; it is looked at like ours."""
+        keys = [(item.name, item.version) for item in wanted if item.name == name] or [(name, "operator")]
+        for key in keys:
+            here = self._here.get(("operator " + name, key[1]))
+            now = self._clock.monotonic()
+            if here is not None and here.checked_at is not None and now - here.checked_at < decide.RECHECK_SECONDS:
+                continue
+            self._here[("operator " + name, key[1])] = decide.Here(now, True)
+            path = self._operator[name].path
+            try:
+                says = self._installer.prove(name, "operator", path, path, False)
+            except LlmgwError as error:
+                self._here.pop(("operator " + name, key[1]))
+                self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
+                continue
+            self._tell(key, EnginePhase.INSTALLED, f"{path}: {says.says}", usable=Usable(path),
+                       devices=says.devices, source="operator")
+
+    def _remove(self, key: Key) -> None:
+        files.remove(self._layout.engine(*key))
+        self._here.pop(key, None)
+        self._installed.pop(key, None)
+        self._board.drop_engine(key)
+        log.info("engine removed name=%s version=%s", *key)
+
+    def _forget_unwanted(self, wanted: Sequence[EngineWanted]) -> None:
+        """Drop from the report what is neither wanted nor here."""
+        keep = {(item.name, item.version) for item in wanted} | set(self._here)
+        keep |= {(name, "operator") for name in self._operator}
+        for key in [key for key in self._last if key not in keep]:
+            del self._last[key]
+            self._board.drop_engine(key)
+
+    def _report(self, key: Key, phase: EnginePhase, message: str, done: Optional[int],
+                total: Optional[int]) -> None:
+        """Tell the progress of an install, at most once a second within one phase."""
+        last = self._last.get(key)
+        if last is None or last[0] is not phase or time.monotonic() - last[2] >= REPORT_SECONDS:
+            self._tell(key, phase, message, done=done, total=total)
+
+    def _tell(self, key: Key, phase: EnginePhase, message: str, hint: str = "", *,
+              usable: Optional[Usable] = None, devices: Tuple[str, ...] = (), source: str = "archive",
+              done: Optional[int] = None, total: Optional[int] = None) -> None:
+        last = self._last.get(key)
+        since = last[1] if last and last[0] is phase else self._clock.wall()
+        self._last[key] = (phase, since, time.monotonic())
+        self._board.put_engine(EngineObserved(*key, phase, message, hint, usable is not None, source, done,
+                                              total, devices, since), usable)
+
+
+def _in_use(board: Board) -> List[Key]:
+    desired = board.desired
+    return [(shard.model.engine, shard.engine_version) for shard in desired.node.shards] if desired else []
+
+
+def _folders(path: str) -> List[str]:
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    return [os.path.join(path, name) for name in names if os.path.isdir(os.path.join(path, name))]
+

@@ -1,0 +1,130 @@
+"""Keeps the gate running and its table in step. The gate outlives this agent, as the engines do."""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from typing import Optional
+
+from llmgw.agent.board import Board
+from llmgw.agent.layout import Layout
+from llmgw.api import wire
+from llmgw.domain.command import Command
+from llmgw.domain.errors import LlmgwError
+from llmgw.domain.gate import GateEntry, GateTable
+from llmgw.domain.replica import ShardState
+from llmgw.system import files, log_tail, spawn
+from llmgw.system.http_client import HttpClient
+from llmgw.system.own_program import own_command, own_environment
+from llmgw.system.ports import answers, is_free
+
+log = logging.getLogger(__name__)
+
+MARKER = "LLMGW_GATE"             # =the agent's data folder
+EVERY_SECONDS = 1.0
+PATIENCE_SECONDS = 10.0           # unanswered so long: it hangs, and is started again
+TRIES = 20                        # ports after the configured one
+STOP_GRACE_SECONDS = 5.0
+_OPEN = (ShardState.READY, ShardState.UNREADY)     # running, and proven once
+
+
+class GateKeeper:
+    """One thread; the only writer of ``gate/``."""
+
+    def __init__(self, board: Board, layout: Layout, host: str, port: int) -> None:
+        self._board, self._layout = board, layout
+        self._host, self._wanted_port = host, port
+        self._port = 0
+        self._marker: spawn.Marker = (MARKER, layout.root)
+        self._identity: Optional[spawn.Identity] = None
+        self._written = b""
+        self._answered_at = time.monotonic()
+        self.poke = threading.Event()
+
+    def recall(self) -> None:
+        """Find the gate of an earlier agent; it keeps its port, and goes on relaying."""
+        files.make_dir(self._layout.gate)
+        self._identity = spawn.find(self._marker)
+        try:
+            data = files.read_bytes(self._layout.gate_table)
+            table = wire.loads(wire.GATE_TABLE, data, self._layout.gate_table) if data else None
+        except LlmgwError:
+            table = None
+        if self._identity is not None and table is not None:
+            self._port = table.port
+            self._written = data or b""
+            self._board.put_gate_port(self._port)
+            log.info("gate adopted pid=%d port=%d", self._identity.pid, self._port)
+
+    def turn(self) -> Optional[float]:
+        """Write the table when it changed; start the gate when it is gone or hangs."""
+        runs = self._identity is not None and spawn.alive(self._identity)
+        if not runs and self._identity is not None:
+            log.warning("gate ended, starting it again")
+            spawn.forget(self._identity.pid)
+        if not runs:
+            spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
+            self._port = self._free_port()
+        self._write_table()
+        if not runs:
+            self._start()
+        elif self._answers():
+            self._answered_at = time.monotonic()
+            self._board.put_gate_port(self._port)
+        elif time.monotonic() - self._answered_at >= PATIENCE_SECONDS:
+            log.warning("gate does not answer, ending it")
+            spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
+        return None
+
+    def stop_gate(self) -> None:
+        """End the gate with what belongs to it."""
+        spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
+
+    def _write_table(self) -> None:
+        data = wire.dumps(wire.GATE_TABLE, self._table())
+        if data != self._written:
+            files.write_atomic(self._layout.gate_table, data)
+            self._written = data
+
+    def _table(self) -> GateTable:
+        desired = self._board.desired
+        wanted = {shard.id: shard for shard in desired.node.shards} if desired else {}
+        entries = []
+        for seen in sorted(self._board.shards(), key=lambda shard: shard.id):
+            shard = wanted.get(seen.id)
+            if shard is not None and seen.state in _OPEN and seen.port is not None:
+                key = hashlib.sha256(shard.key.reveal().encode()).hexdigest()
+                entries.append(GateEntry(shard.replica, key, shard.model.engine, seen.port, seen.incarnation))
+        return GateTable(self._host, self._port, tuple(entries))
+
+    def _start(self) -> None:
+        log_tail.rotate(self._layout.gate_log)
+        command = Command((*own_command(), "gate", "--table", self._layout.gate_table),
+                          env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8",
+                               "HOME": self._layout.gate, **own_environment()}, cwd="/")
+        self._identity = spawn.start(command, self._marker, self._layout.gate_log)
+        self._answered_at = time.monotonic()
+        log.info("gate started pid=%d port=%d", self._identity.pid, self._port)
+
+    def _answers(self) -> bool:
+        assert self._identity is not None
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
+        try:
+            answer = HttpClient(f"http://{host}:{self._port}", timeout=2.0).request("GET", "/healthz")
+            return answer.status == 200 and json.loads(answer.body).get("pid") == self._identity.pid
+        except (LlmgwError, ValueError, AttributeError):
+            return False
+
+    def _free_port(self) -> int:
+        """Return the configured port, or the next free one, said loudly, when somebody else has it."""
+        first = self._port or self._wanted_port
+        for port in range(first, first + TRIES):
+            if not answers(self._host, port) and is_free(self._host, port):
+                self._board.put_note("gate", "" if port == self._wanted_port else
+                                     f"port {self._wanted_port} of the gate is taken by another program; "
+                                     f"it listens on {port}")
+                return port
+        self._board.put_note("gate", f"no free port for the gate from {first} on")
+        return first

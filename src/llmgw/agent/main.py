@@ -1,0 +1,128 @@
+"""The node daemon: installs engines, fetches weights, keeps shards and the gate running, and reports."""
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+from typing import List
+
+from llmgw import __version__
+from llmgw.agent import options
+from llmgw.agent.board import Board
+from llmgw.agent.engines import EngineKeeper
+from llmgw.agent.heartbeat import EVERY_SECONDS, Heartbeat
+from llmgw.agent.install import Installer
+from llmgw.agent.keep_gate import GateKeeper
+from llmgw.agent.layout import Layout
+from llmgw.agent.ports import Ports
+from llmgw.agent.requests import Requests
+from llmgw.agent.shards import Shards
+from llmgw.agent.weights import WeightsKeeper
+from llmgw.api.client import ControlClient
+from llmgw.domain.errors import ConfigError
+from llmgw.domain.node import NodeIdentity
+from llmgw.probe import machine
+from llmgw.system import files, loop, logs, owned, proc, spawn
+from llmgw.system.clock import Clock
+from llmgw.system.process import Processes
+
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS = 30.0
+GATE_SECONDS = 1.0
+OWNED_STOP_SECONDS = 60.0
+JOIN_SECONDS = 5.0                # a loop in the middle of something slow is left behind
+
+
+def run(argv: List[str], debug: bool) -> int:
+    """Run until TERM or INT; 0 after an orderly end."""
+    if sys.platform != "linux":
+        raise ConfigError(f"the agent runs on Linux only, this is {platform.system()}")
+    chosen = options.parse(argv)
+    logs.configure(debug)
+    os.umask(0o077)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *unused: stop.set())
+    owned.watch(stop)
+    lock = files.FolderLock(chosen.config.data_dir, "agent")
+    try:
+        Agent(chosen, stop).serve()
+    finally:
+        lock.release()
+    return 0
+
+
+class Agent:
+    """Puts the loops together; every one is the only writer of its part."""
+
+    def __init__(self, chosen: options.Options, stop: threading.Event) -> None:
+        config = chosen.config
+        self._config, self._owned, self._stop = config, chosen.owned, stop
+        layout, clock, processes = Layout(config.data_dir), Clock(), Processes()
+        client = ControlClient(config.servers, chosen.token)
+        self._processes = processes
+        self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
+                                         labels=dict(config.labels)))
+        self._engines = EngineKeeper(Installer(client, layout, processes, stop.is_set), self._board, layout,
+                                     clock, config.operator_engines)
+        self._weights = WeightsKeeper(client, self._board, layout, stop)
+        self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock)
+        self._gate = GateKeeper(self._board, layout, config.address, config.gate_port)
+        requests = Requests(config.node, client, self._shards.log_path)
+        self._heartbeat = Heartbeat(config.node, client, self._board, layout, clock, requests.answer)
+
+    def serve(self) -> None:
+        """Take over what an earlier agent left, then run all loops until told to stop."""
+        log.info("agent starts node=%s version=%s data_dir=%s", self._config.node, __version__,
+                 self._config.data_dir)
+        self._recall()
+        threads = self._start_loops()
+        while not self._stop.wait(1.0):      # a bounded wait lets signals in on every Python
+            pass
+        self._end(threads)
+
+    def _recall(self) -> None:
+        self._heartbeat.recall()
+        self._engines.recall()
+        self._weights.recall()
+        self._gate.recall()
+        self._shards.turn()                  # adopts, so that the first report shows them as they are
+
+    def _start_loops(self) -> List[threading.Thread]:
+        stop = self._stop
+        self._board.listen(self._wake)
+        return [
+            loop.start("probe", self._probe, every=PROBE_SECONDS, stop=stop),
+            loop.start("engines", self._engines.turn, every=EVERY_SECONDS, stop=stop, poke=self._engines.poke),
+            loop.start("weights", self._weights.turn, every=EVERY_SECONDS, stop=stop, poke=self._weights.poke),
+            loop.start("shards", self._shards.turn, every=EVERY_SECONDS, stop=stop, poke=self._shards.poke),
+            loop.start("gate", self._gate.turn, every=GATE_SECONDS, stop=stop, poke=self._gate.poke),
+            loop.start("heartbeat", self._heartbeat.turn, every=EVERY_SECONDS, stop=stop,
+                       poke=self._board.changed)]
+
+    def _wake(self) -> None:
+        for poke in (self._engines.poke, self._weights.poke, self._gate.poke):
+            poke.set()
+        self._shards.wake()
+
+    def _probe(self) -> None:
+        self._board.put_facts(machine.probe(self._config.data_dir, processes=self._processes,
+                                            exclude_gpus=self._config.exclude_gpus))
+
+    def _end(self, threads: List[threading.Thread]) -> None:
+        log.info("agent stops owned=%s", self._owned)
+        self._wake()
+        self._board.changed.set()
+        for thread in threads:
+            thread.join(JOIN_SECONDS)
+        if self._owned:
+            if not self._shards.stop_all(OWNED_STOP_SECONDS):
+                log.error("some engines did not end")
+            self._gate.stop_gate()
+        self._shards.leave(JOIN_SECONDS)
+        self._heartbeat.last_words()
+        spawn.leave_all()

@@ -1,0 +1,41 @@
+"""Loopback ports for engines: from the agent's block, held until given back, tried before use."""
+from __future__ import annotations
+
+import threading
+from typing import Set
+
+from llmgw.domain.errors import PortTaken
+from llmgw.system.ports import answers, is_free
+
+BLOCK = 100
+
+
+class Ports:
+    """A new start gets the next port of the block, so that nobody's old connection reaches it."""
+
+    def __init__(self, first: int, count: int = BLOCK) -> None:
+        self._first, self._count = first, count
+        self._next = 0
+        self._held: Set[int] = set()
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """Return a port where nobody answers and where a server can listen."""
+        with self._lock:
+            for _ in range(self._count):
+                port = self._first + self._next
+                self._next = (self._next + 1) % self._count
+                if port not in self._held and not answers("127.0.0.1", port) and is_free("127.0.0.1", port):
+                    self._held.add(port)
+                    return port
+        raise PortTaken(f"no free port from {self._first} to {self._first + self._count - 1}",
+                        hint="choose another block with --engine-ports")
+
+    def hold(self, port: int) -> None:
+        """Note the port of an adopted program."""
+        with self._lock:
+            self._held.add(port)
+
+    def give_back(self, port: int) -> None:
+        with self._lock:
+            self._held.discard(port)

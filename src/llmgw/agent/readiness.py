@@ -1,0 +1,124 @@
+"""Does an engine answer as it must? Health alone proves neither that it serves nor that it is ours."""
+from __future__ import annotations
+
+import enum
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+from llmgw.domain.errors import LlmgwError, Unreachable
+from llmgw.domain.model import ModelSpec
+from llmgw.domain.secret import Secret
+from llmgw.engines.base import Engine
+from llmgw.system import proc, spawn
+from llmgw.system.http_client import Answer, HttpClient
+
+QUICK_SECONDS = 5.0
+TOKEN_SECONDS = 120.0             # the first request compiles and reads what was mapped only
+
+
+class Proof(str, enum.Enum):
+    READY = "ready"
+    NOT_YET = "not yet"
+    WRONG = "wrong"               # it will never be right: end it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a look at a starting engine showed, in a sentence."""
+
+    proof: Proof
+    message: str = ""
+
+
+class EngineDoor:
+    """Talks to one engine on loopback, with its key."""
+
+    def __init__(self, engine: Engine, model: ModelSpec, key: Secret, port: int) -> None:
+        self._engine, self._model, self._key = engine, model, key
+        self._client = HttpClient(f"http://127.0.0.1:{port}", timeout=QUICK_SECONDS)
+        self._port = port
+
+    def prove(self, identity: spawn.Identity) -> Finding:
+        """Check in this order: our process listens, the key opens and a wrong one does not, the name, one token."""
+        try:
+            health = self._get(self._engine.health_path, None)
+        except Unreachable:
+            return Finding(Proof.NOT_YET, "does not listen yet")
+        if health.status == 503:
+            return Finding(Proof.NOT_YET, "is loading the model")
+        if health.status != 200:
+            return Finding(Proof.NOT_YET, f"answers {health.status} when asked for its health")
+        if not listens(identity, self._port):
+            return Finding(Proof.WRONG, f"somebody else listens on its port {self._port}")
+        try:
+            return self._prove_answers()
+        except Unreachable as error:
+            return Finding(Proof.NOT_YET, f"did not answer: {error.message}")
+
+    def _prove_answers(self) -> Finding:
+        models = self._get(self._engine.models_path, self._key)
+        if models.status in (401, 403):
+            return Finding(Proof.WRONG, "refuses its own key")
+        if models.status != 200:
+            return Finding(Proof.NOT_YET, f"answers {models.status} when asked for its models")
+        if self._model.name not in _model_ids(models.body):
+            return Finding(Proof.WRONG, f"serves {', '.join(_model_ids(models.body)) or 'no model'} "
+                                        f"instead of {self._model.name}")
+        wrong = self._get(self._engine.models_path, Secret("wrong-" + secrets.token_hex(16)))
+        if wrong.status not in (401, 403):
+            return Finding(Proof.WRONG, f"accepts a wrong key (answers {wrong.status})")
+        return self._prove_token()
+
+    def _prove_token(self) -> Finding:
+        answer = self.one_token(TOKEN_SECONDS)
+        if answer.status == 200:
+            return Finding(Proof.READY)
+        if answer.status == 503:
+            return Finding(Proof.NOT_YET, "is not serving yet")
+        return Finding(Proof.WRONG, f"answers {answer.status} to the smallest request: {_error_text(answer.body)}")
+
+    def one_token(self, timeout: float) -> Answer:
+        """Ask for one token, or one embedding."""
+        path, body = self._engine.smallest_request(self._model)
+        return self._client.request("POST", path, body=body, timeout=timeout,
+                                    headers={**_bearer(self._key), "Content-Type": "application/json"})
+
+    def metrics(self) -> Optional[bytes]:
+        """Return the metrics page, None when it does not come in time."""
+        try:
+            answer = self._get(self._engine.metrics_path, self._key)
+        except LlmgwError:
+            return None
+        return answer.body if answer.status == 200 else None
+
+    def _get(self, path: str, key: Optional[Secret]) -> Answer:
+        return self._client.request("GET", path, headers=_bearer(key) if key else {})
+
+
+def listens(identity: spawn.Identity, port: int) -> bool:
+    """True when a listener on the port belongs to our program's tree (two programs can share a port)."""
+    inodes = proc.listening_inodes(port)
+    ours = set()
+    for process in spawn.tree(identity.marker):
+        ours |= proc.socket_inodes(process.pid)
+    return bool(inodes) and inodes <= ours
+
+
+def _bearer(key: Secret) -> Dict[str, str]:
+    return {"Authorization": f"Bearer {key.reveal()}"}
+
+
+def _model_ids(body: bytes) -> Tuple[str, ...]:
+    try:
+        return tuple(str(item["id"]) for item in json.loads(body)["data"])
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])[:300]
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")

@@ -1,0 +1,326 @@
+"""One shard on this node: observe, ask decide for the next step, take it. One thread per shard."""
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import random
+import threading
+from typing import Callable, Dict, Optional, Tuple
+
+from llmgw.agent import shard_row, weights
+from llmgw.agent.board import Board, Usable
+from llmgw.agent.layout import Layout
+from llmgw.agent.ports import Ports
+from llmgw.agent.readiness import EngineDoor, Proof
+from llmgw.agent.watch import Watch, start_sign
+from llmgw.decide import lifecycle, progress, restarts
+from llmgw.decide.lifecycle import Event
+from llmgw.decide.shards import Seen, Step, next_step
+from llmgw.domain.command import Command
+from llmgw.domain.errors import LlmgwError
+from llmgw.domain.model import WeightsPhase
+from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
+from llmgw.engines import registry
+from llmgw.engines.base import Place, Program
+from llmgw.system import failpoint, files, log_tail, logs, spawn
+from llmgw.system.clock import Clock
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 20.0
+TAIL_BYTES = 16 << 10
+LOG = "engine.log"
+MAX_LOG_BYTES = 64 << 20
+STARTING_TURN, TURN, IDLE_TURN = 0.1, 1.0, 5.0
+STOPPING_TURN = 0.5
+
+
+class ShardKeeper:
+    """Keeps one wanted shard running, or ends it. ``turn`` is called by its own thread only."""
+
+    def __init__(self, wanted: ShardWanted, board: Board, layout: Layout, ports: Ports, clock: Clock) -> None:
+        self.id = wanted.id
+        self.poke = threading.Event()
+        self.done = threading.Event()
+        self._wanted: ShardWanted = wanted
+        self._end = threading.Event()
+        self._board, self._layout, self._ports, self._clock = board, layout, ports, clock
+        self._engine = registry.get(wanted.model.engine)
+        self._folder = files.make_dir(layout.shard(wanted.id))
+        self._row = shard_row.read(self._folder, wanted.id)
+        self._state = ShardState.WAITING
+        self._reason, self._message = "", ""
+        self._since = clock.wall()
+        self._failures: Tuple[restarts.Failure, ...] = ()
+        self._not_before: Optional[float] = None
+        self._ready_at: Optional[float] = None
+        self._start: Optional[progress.Start] = None
+        self._watch: Optional[Watch] = None
+        self._door: Optional[EngineDoor] = None
+
+    def end(self) -> None:
+        """Nobody wants it any more: its thread stops what runs."""
+        self._end.set()
+        self.poke.set()
+
+    def adopt(self) -> None:
+        """Take over what an earlier agent left running. A proven program stays ready: it never stopped serving."""
+        identity = self._row.identity
+        if identity is None or not spawn.alive(identity):
+            identity = spawn.find(self._row.marker) if self._row.incarnation else None
+        if identity is not None and self._row.port is not None:
+            self._row = dataclasses.replace(self._row, identity=identity)
+            shard_row.write(self._folder, self._row)
+            self._ports.hold(self._row.port)
+            self._begin(Event.ADOPTED)
+            log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
+            if self._row.ready:
+                self._became_ready()
+        elif self._row.incarnation and spawn.tree(self._row.marker):
+            log.warning("shard without its leader, ended shard=%s", self.id)
+            spawn.stop(self._row.marker, grace_seconds=STOP_GRACE_SECONDS)
+        self._tell()
+
+    def turn(self) -> float:
+        """Take one step; return when to look again."""
+        step = next_step(self._seen(), self._clock.monotonic())
+        _STEPS[step](self)
+        self._tell()
+        if self._state is ShardState.STARTING:
+            return STARTING_TURN
+        return TURN if self._state in (ShardState.READY, ShardState.UNREADY, ShardState.BACKOFF,
+                                       ShardState.CRASHLOOP) else IDLE_TURN
+
+    def _seen(self) -> Seen:
+        now = self._clock.monotonic()
+        usable = self._usable()
+        held = self._board.weights((self._wanted.weights.name, self._wanted.weights.fingerprint))
+        return Seen(
+            state=self._state, wanted=not self._end.is_set(), engine_usable=usable is not None,
+            weights_whole=held is not None and held.phase is WeightsPhase.WHOLE,
+            runs=self._row.identity is not None and spawn.alive(self._row.identity),
+            start_stalled=self._look_at_start(now),
+            hung_too_long=self._watch is not None and self._watch.must_restart(now),
+            not_before=self._not_before)
+
+    # steps ------------------------------------------------------------------
+
+    def _wait_for_engine(self) -> None:
+        seen, _ = self._board.engine((self._wanted.model.engine, self._wanted.engine_version))
+        name = f"{self._wanted.model.engine} {self._wanted.engine_version}"
+        self._move(Event.ENGINE_GONE, "WaitingForEngine",
+                   f"waits for {name}: {seen.message or seen.phase.value}" if seen else f"waits for {name}")
+
+    def _wait_for_weights(self) -> None:
+        if self._state is ShardState.WAITING:
+            self._move(Event.ENGINE_READY)
+        held = self._board.weights((self._wanted.weights.name, self._wanted.weights.fingerprint))
+        if self._state is not ShardState.FETCHING:
+            self._move(Event.WEIGHTS_GONE)
+        self._say("FetchingWeights", held.message if held and held.message else "waits for its weights")
+
+    def _start_program(self) -> None:
+        if self._state is ShardState.WAITING:
+            self._move(Event.ENGINE_READY)
+        usable = self._usable()
+        if usable is None:
+            return
+        program: Optional[Program] = None
+        try:
+            port = self._ports.take()
+            self._row = dataclasses.replace(self._row, incarnation=self._row.incarnation + 1, port=port,
+                                            identity=None, ready=False)
+            program = self._prepared(usable, port)
+            shard_row.write(self._folder, self._row)
+            failpoint.reach("shard-before-exec")
+            identity = spawn.start(program.command, self._row.marker, self._log_path)
+            self._row = dataclasses.replace(self._row, identity=identity)
+            shard_row.write(self._folder, self._row)
+            failpoint.reach("shard-after-exec")
+        except LlmgwError as error:
+            self._record_failure(error.reason, error.message, program)
+            return
+        self._begin(Event.STARTED)
+        log.info("shard started shard=%s pid=%d port=%d incarnation=%d", self.id, identity.pid, port,
+                 self._row.incarnation)
+
+    def _prove(self) -> None:
+        assert self._door is not None and self._row.identity is not None
+        finding = self._door.prove(self._row.identity)
+        if finding.proof is Proof.READY:
+            self._became_ready()
+        elif finding.proof is Proof.WRONG and spawn.alive(self._row.identity):
+            self._end_for("NotOurEngine" if "somebody else" in finding.message else "DoesNotServe",
+                          f"the engine {finding.message}")
+        elif finding.message:
+            self._say("Starting", f"the engine {finding.message}")
+
+    def _watch_it(self) -> None:
+        now = self._clock.monotonic()
+        if self._ready_at is not None and self._failures and restarts.is_well(self._ready_at, now):
+            self._failures = ()
+            self._row = dataclasses.replace(self._row, first_failure=None)
+            shard_row.write(self._folder, self._row)
+        log_tail.bound(self._log_path, MAX_LOG_BYTES)
+        assert self._watch is not None
+        hung = self._watch.turn(now)
+        if hung and self._state is ShardState.READY:
+            self._move(Event.HUNG, "Hung", hung)
+        elif not hung and self._state is ShardState.UNREADY:
+            self._move(Event.ANSWERED, "Ready", "")
+
+    def _record_end(self) -> None:
+        identity = self._row.identity
+        code = spawn.reap(identity.pid) if identity else None
+        spawn.stop(self._row.marker, grace_seconds=2.0)       # what its leader left behind
+        how = "ended unasked" if code is None else (
+            f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}")
+        self._record_failure("Ended", f"the engine {how}", None)
+
+    def _end_stalled(self) -> None:
+        self._end_for("StartStalled", f"no progress for {progress.STALLED_START_SECONDS:.0f} seconds "
+                                      "while it was starting")
+
+    def _end_hung(self) -> None:
+        self._end_for("Hung", "requests were running and nothing was computed for two minutes")
+
+    def _stop(self) -> None:
+        if self._state is not ShardState.STOPPING:
+            self._move(Event.STOP, "Stopping", "is being stopped")
+            self._tell()                                      # the gate closes its door first
+        left = spawn.stop(self._row.marker, grace_seconds=STOP_GRACE_SECONDS) if self._row.incarnation else []
+        if left:
+            self._say("CannotStop", f"these processes do not end: {', '.join(map(str, left))}")
+            return
+        self._let_go()
+        self._move(Event.GONE, "Stopped", "")
+        files.remove(self._folder)
+        self.done.set()
+
+    def _nothing(self) -> None:
+        if self._state is ShardState.STOPPED:
+            self.done.set()
+
+    # what steps share -------------------------------------------------------
+
+    def _prepared(self, usable: Usable, port: int) -> Program:
+        """Write the shard's files and return its program, marked as ours."""
+        key_file, template = os.path.join(self._folder, "key"), os.path.join(self._folder, "template.jinja")
+        files.write_atomic(key_file, self._wanted.key.reveal().encode() + b"\n")
+        if self._wanted.model.chat_template:
+            files.write_atomic(template, self._wanted.model.chat_template.encode("utf-8"))
+        log_tail.rotate(self._log_path)
+        folder = self._layout.weights(self._wanted.weights.name, self._wanted.weights.fingerprint)
+        place = Place(program=usable.program, library_dirs=usable.library_dirs,
+                      model_path=os.path.join(folder, weights.first_file(self._wanted.weights)),
+                      work_dir=self._folder, key_file=key_file,
+                      template_file=template if self._wanted.model.chat_template else "", port=port)
+        program = self._engine.programs(self._wanted, place)[-1]
+        command = program.command
+        marks = {shard_row.OWNER: self._layout.root, shard_row.PORT: str(port)}
+        made = Program(program.name, dataclasses.replace(command, env={**command.env, **marks}))
+        files.write_atomic(os.path.join(self._folder, "command"), (str(made.command) + "\n").encode())
+        return made
+
+    def _begin(self, event: Event) -> None:
+        assert self._row.port is not None and self._row.identity is not None
+        now = self._clock.monotonic()
+        self._door = EngineDoor(self._engine, self._wanted.model, self._wanted.key, self._row.port)
+        self._watch = Watch(self._engine, self._door, self._row.identity.pid)
+        self._start = progress.Start(start_sign(self._row.identity.pid, self._log_path), now)
+        self._not_before = None
+        self._move(event, "Starting", "the engine was started")
+
+    def _became_ready(self) -> None:
+        self._move(Event.READY, "Ready", "")
+        self._ready_at = self._clock.monotonic()
+        if not self._row.ready:
+            self._row = dataclasses.replace(self._row, ready=True)
+            shard_row.write(self._folder, self._row)
+            log.info("shard ready shard=%s port=%d", self.id, self._row.port)
+
+    def _end_for(self, reason: str, message: str) -> None:
+        """End a program that runs but is at fault."""
+        tail = log_tail.read(self._log_path, TAIL_BYTES)
+        spawn.stop(self._row.marker, grace_seconds=STOP_GRACE_SECONDS)
+        self._record_failure(reason, message, None, tail)
+
+    def _record_failure(self, reason: str, message: str, program: Optional[Program], tail: str = "") -> None:
+        tail = self._without_secrets(tail or log_tail.read(self._log_path, TAIL_BYTES))
+        now = self._clock.monotonic()
+        failure = restarts.Failure(now, restarts.signature(tail, message), self._ready_at is not None)
+        verdict = restarts.after_failure(self._failures, failure, random.random())
+        self._failures, self._not_before = verdict.failures, verdict.not_before
+        self._ready_at = None
+        last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
+        sentence = message + (f"; its last words: {last[:300]}" if last else "")
+        first = self._row.first_failure or FirstFailure(
+            self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail)
+        self._let_go()
+        self._row = dataclasses.replace(self._row, identity=None, ready=False, first_failure=first,
+                                        restarts=self._row.restarts + 1)
+        shard_row.write(self._folder, self._row)
+        self._move(Event.ENDED_OFTEN if verdict.crashloop else Event.ENDED, reason, sentence)
+        log.warning("shard failed shard=%s reason=%s next_start_in=%.0fs: %s", self.id, reason,
+                    verdict.not_before - now, sentence)
+
+    def _let_go(self) -> None:
+        if self._row.identity is not None:
+            spawn.forget(self._row.identity.pid)
+        if self._row.port is not None:
+            self._ports.give_back(self._row.port)
+        self._door, self._watch, self._start = None, None, None
+
+    def _look_at_start(self, now: float) -> bool:
+        if self._state is not ShardState.STARTING or self._start is None or self._row.identity is None:
+            return False
+        self._start = progress.seen(self._start, start_sign(self._row.identity.pid, self._log_path), now)
+        return progress.start_has_stalled(self._start, now)
+
+    def _usable(self) -> Optional[Usable]:
+        return self._board.engine((self._wanted.model.engine, self._wanted.engine_version))[1]
+
+    def _last_command(self) -> str:
+        return (files.read_bytes(os.path.join(self._folder, "command")) or b"").decode("utf-8", "replace").strip()
+
+    def _without_secrets(self, text: str) -> str:
+        return logs.redact(text.replace(self._wanted.key.reveal(), "***"))
+
+    @property
+    def _log_path(self) -> str:
+        return os.path.join(self._folder, LOG)
+
+    def _move(self, event: Event, reason: str = "", message: str = "") -> None:
+        before = self._state
+        self._state = lifecycle.step(before, event)
+        if self._state is not before:
+            self._since = self._clock.wall()
+            log.debug("shard moves shard=%s from=%s to=%s", self.id, before.value, self._state.value)
+        self._say(reason, message)
+
+    def _say(self, reason: str, message: str) -> None:
+        self._reason, self._message = reason, message
+
+    def _tell(self) -> None:
+        identity = self._row.identity
+        running = self._state in (ShardState.STARTING, ShardState.READY, ShardState.UNREADY)
+        self._board.put_shard(ShardObserved(
+            self.id, self._state, self._reason, self._message, self._since, self._row.incarnation,
+            identity.pid if identity and running else None, self._row.port if running else None,
+            self._row.restarts, self._row.first_failure))
+
+
+_STEPS: Dict[Step, Callable[[ShardKeeper], None]] = {
+    Step.WAIT_FOR_ENGINE: ShardKeeper._wait_for_engine,
+    Step.WAIT_FOR_WEIGHTS: ShardKeeper._wait_for_weights,
+    Step.START: ShardKeeper._start_program,
+    Step.PAUSE: lambda keeper: None,
+    Step.PROVE: ShardKeeper._prove,
+    Step.WATCH: ShardKeeper._watch_it,
+    Step.RECORD_END: ShardKeeper._record_end,
+    Step.END_STALLED: ShardKeeper._end_stalled,
+    Step.END_HUNG: ShardKeeper._end_hung,
+    Step.STOP: ShardKeeper._stop,
+    Step.NOTHING: ShardKeeper._nothing,
+}

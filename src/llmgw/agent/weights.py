@@ -1,0 +1,214 @@
+"""The weights of a node: fetched from the control plane, verified, and usable only when complete."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from typing import Callable, Dict, List, Optional, Tuple
+
+from llmgw.agent.board import Board
+from llmgw.agent.layout import Layout
+from llmgw.api import paths, wire
+from llmgw.api.client import ControlClient
+from llmgw.decide import weights as decide
+from llmgw.domain.errors import LlmgwError, ParseError
+from llmgw.domain.model import Weights, WeightsFile, WeightsObserved, WeightsPhase
+from llmgw.system import download, failpoint, files
+
+log = logging.getLogger(__name__)
+
+MARKER = ".complete.json"
+EVERY_SECONDS = 5.0
+RETRY_SECONDS = (2.0, 5.0, 15.0, 60.0)
+REPORT_SECONDS = 1.0
+
+
+class WeightsKeeper:
+    """One thread; the only writer of ``models/`` and ``blobs/`` but for engine archives."""
+
+    def __init__(self, client: ControlClient, board: Board, layout: Layout, stop: threading.Event) -> None:
+        self._client, self._board, self._layout, self._stop = client, board, layout, stop
+        self._failed: Dict[str, Tuple[int, float]] = {}      # fingerprint -> (failures, when)
+        self.poke = threading.Event()
+
+    def recall(self) -> None:
+        """Tell the board what lies here whole, from the markers, and what of it has gone."""
+        for weights in self._held():
+            self._put(weights, _phase(self._layout, weights), weights.size_bytes)
+
+    def turn(self) -> Optional[float]:
+        """Fetch what is wanted and not here; remove what nobody wants when room is short."""
+        desired = self._board.desired
+        if desired is None:
+            return None
+        wanted = list({shard.weights.fingerprint: shard.weights for shard in desired.node.shards}.values())
+        held = [item for item in self._held() if _phase(self._layout, item) is WeightsPhase.WHOLE]
+        free, total = files.free_bytes(self._layout.root), self._board.facts.disk_total_bytes
+        plan = decide.plan(wanted, [_as_held(self._layout, item) for item in held],
+                           free_bytes=free, reserve_bytes=decide.reserve(total))
+        for old in plan.remove:
+            self._remove(old.name, old.fingerprint)
+        for weights in wanted:
+            if weights not in plan.fetch:
+                self._use(weights)
+        waits = [self._fetch_or_wait(weights, decide.reserve(total)) for weights in plan.fetch]
+        return min(waits + [EVERY_SECONDS])
+
+    def _use(self, weights: Weights) -> None:
+        """Mark as used now, so that what is wanted longest ago is removed first."""
+        seen = self._board.weights((weights.name, weights.fingerprint))
+        if seen is None or seen.phase is not WeightsPhase.WHOLE:
+            self._put(weights, WeightsPhase.WHOLE, weights.size_bytes)
+            os.utime(os.path.join(self._layout.weights(weights.name, weights.fingerprint), MARKER))
+
+    def _fetch_or_wait(self, weights: Weights, reserve: int) -> float:
+        failures, at = self._failed.get(weights.fingerprint, (0, 0.0))
+        if failures:
+            wait = at + RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1] - time.monotonic()
+            if wait > 0:
+                return wait
+        try:
+            self._fetch(weights, reserve)
+            self._failed.pop(weights.fingerprint, None)
+        except download.Stopped:
+            return 0.0
+        except LlmgwError as error:
+            log.warning("weights not fetched name=%s reason=%s: %s", weights.name, error.reason, error.message)
+            self._failed[weights.fingerprint] = (failures + 1, time.monotonic())
+            self._put(weights, WeightsPhase.FAILED, 0,
+                      error.message + (f"; {error.hint}" if error.hint else ""))
+            return RETRY_SECONDS[0]
+        return EVERY_SECONDS
+
+    def _fetch(self, weights: Weights, reserve: int) -> None:
+        log.info("fetching weights name=%s files=%d bytes=%d", weights.name, len(weights.files),
+                 weights.size_bytes)
+        done = 0
+        for file in weights.files:
+            self._fetch_file(weights, file, done, reserve)
+            done += file.size_bytes
+            failpoint.reach("weights-after-blob")
+        self._complete(weights)
+        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes)
+        log.info("weights whole name=%s fingerprint=%.12s", weights.name, weights.fingerprint)
+
+    def _fetch_file(self, weights: Weights, file: WeightsFile, before: int, reserve: int) -> None:
+        target = self._layout.blob(file.sha256)
+        report = self._reporter(weights, before)
+        report(0)
+        if os.path.exists(target):
+            wrong = download.damage(target, file.size_bytes, file.chunks, file.sha256)
+            if not wrong:
+                return
+            log.warning("%s: fetched again", wrong)
+            files.remove(target)
+        path = paths.fill(paths.BLOB, digest=file.sha256)
+        download.fetch(lambda offset: self._client.stream(path, headers={"Range": f"bytes={offset}-"}),
+                       target, sha256=file.sha256, size=file.size_bytes, chunks=file.chunks,
+                       partial=self._layout.partial(file.sha256), reserve_bytes=reserve, progress=report,
+                       stopping=lambda: self._stop.is_set() or not self._is_wanted(weights))
+
+    def _is_wanted(self, weights: Weights) -> bool:
+        desired = self._board.desired
+        return desired is None or any(shard.weights.fingerprint == weights.fingerprint
+                                      for shard in desired.node.shards)
+
+    def _reporter(self, weights: Weights, before: int) -> Callable[[int], None]:
+        last = [0.0]
+        total = weights.size_bytes
+
+        def report(count: int) -> None:
+            now = time.monotonic()
+            if now - last[0] >= REPORT_SECONDS:
+                last[0] = now
+                done = before + count
+                share = 100 * done // total if total else 100
+                self._put(weights, WeightsPhase.FETCHING, done,
+                          f"fetching weights: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {share} %")
+        return report
+
+    def _complete(self, weights: Weights) -> None:
+        """Link the blobs under their own names, and write the marker last."""
+        folder = files.make_dir(self._layout.weights(weights.name, weights.fingerprint), 0o755)
+        for file in weights.files:
+            link = os.path.join(folder, _flat(file.name))
+            target = os.path.relpath(self._layout.blob(file.sha256), folder)
+            with files.storing("link", link):
+                if not os.path.islink(link) or os.readlink(link) != target:
+                    files.remove(link)
+                    os.symlink(target, link)
+        failpoint.reach("weights-before-marker")
+        files.write_json(os.path.join(folder, MARKER), wire.WEIGHTS.encode(weights), mode=0o644)
+        failpoint.reach("weights-after-marker")
+
+    def _held(self) -> List[Weights]:
+        found = []
+        for name in _names(self._layout.models):
+            for version in _names(os.path.join(self._layout.models, name)):
+                weights = read_marker(os.path.join(self._layout.models, name, version))
+                if weights is not None:
+                    found.append(weights)
+        return found
+
+    def _remove(self, name: str, fingerprint: str) -> None:
+        folder = self._layout.weights(name, fingerprint)
+        gone = read_marker(folder)
+        files.remove(os.path.join(folder, MARKER))
+        files.remove(folder)
+        kept = {file.sha256 for weights in self._held() for file in weights.files}
+        for file in gone.files if gone else ():
+            if file.sha256 not in kept:
+                files.remove(self._layout.blob(file.sha256))
+        self._board.drop_weights((name, fingerprint))
+        log.info("weights removed to make room name=%s", name)
+
+    def _put(self, weights: Weights, phase: WeightsPhase, done: int, message: str = "") -> None:
+        self._board.put_weights(WeightsObserved(weights.name, weights.fingerprint, phase, done,
+                                                weights.size_bytes, message))
+
+
+def read_marker(folder: str) -> Optional[Weights]:
+    """Return the manifest of a complete folder, None where the marker is absent or unreadable."""
+    try:
+        data = files.read_bytes(os.path.join(folder, MARKER))
+        return wire.WEIGHTS.decode(json.loads(data)) if data else None
+    except (ValueError, LlmgwError):
+        return None
+
+
+def first_file(weights: Weights) -> str:
+    """Return the file an engine is pointed to: the first in order of names (split files are numbered)."""
+    models = sorted(file.name for file in weights.files if file.name.endswith(".gguf"))
+    names = models or sorted(file.name for file in weights.files)
+    if not names:
+        raise ParseError(f"weights {weights.name}: no files")
+    return _flat(names[0])
+
+
+def _phase(layout: Layout, weights: Weights) -> WeightsPhase:
+    """Say whether the files a marker lists are there in their sizes."""
+    folder = layout.weights(weights.name, weights.fingerprint)
+    for file in weights.files:
+        try:
+            if os.stat(os.path.join(folder, _flat(file.name))).st_size != file.size_bytes:
+                return WeightsPhase.DAMAGED
+        except OSError:
+            return WeightsPhase.DAMAGED
+    return WeightsPhase.WHOLE
+
+
+def _as_held(layout: Layout, weights: Weights) -> decide.Held:
+    marker = os.path.join(layout.weights(weights.name, weights.fingerprint), MARKER)
+    return decide.Held(weights.name, weights.fingerprint, weights.size_bytes, os.path.getmtime(marker))
+
+
+def _names(folder: str) -> List[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _flat(name: str) -> str:
+    if not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise ParseError(f"not a file name: {name!r:.200}")
+    return name

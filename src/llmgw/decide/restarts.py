@@ -1,0 +1,59 @@
+"""When an ended program is started again: growing pauses, and a crash loop as a state of its own."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 60.0
+WINDOW_SECONDS = 600.0            # failures older than this no longer count
+MANY_FAILURES = 5                 # within the window: a crash loop
+SAME_FAILURES = 3                 # with one signature, none ever ready: a crash loop sooner
+CRASHLOOP_DELAY = 300.0
+WELL_AFTER_SECONDS = 600.0        # ready for so long: the row of failures is over
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One unasked end. ``signature`` is what its last words have in common with the next one's."""
+
+    at: float
+    signature: str = ""
+    was_ready: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """When to start again, and whether to call it a crash loop until then."""
+
+    crashloop: bool
+    not_before: float
+    failures: Tuple[Failure, ...]
+
+
+def after_failure(before: Tuple[Failure, ...], failure: Failure, jitter: float) -> Verdict:
+    """Return the verdict on ``failure``; ``jitter`` in 0..1 spreads nodes that failed together.
+
+    A pause of 1, 2, 4 ... 60 seconds, of which at least half is waited.
+    """
+    recent = tuple(item for item in before if failure.at - item.at < WINDOW_SECONDS) + (failure,)
+    last = recent[-SAME_FAILURES:]
+    same = (len(last) == SAME_FAILURES and len({item.signature for item in last}) == 1
+            and not any(item.was_ready for item in last))
+    if same or len(recent) >= MANY_FAILURES:
+        return Verdict(True, failure.at + CRASHLOOP_DELAY, recent)
+    delay = min(FIRST_DELAY * 2 ** (len(recent) - 1), LONGEST_DELAY)
+    return Verdict(False, failure.at + delay * (0.5 + 0.5 * jitter), recent)
+
+
+def is_well(ready_since: float, now: float) -> bool:
+    """True when a shard has been ready so long that its earlier failures say nothing any more."""
+    return now - ready_since >= WELL_AFTER_SECONDS
+
+
+def signature(log_tail: str, code: str) -> str:
+    """Return what two failures with one cause share: the last line that says error, without its numbers."""
+    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    telling = next((line for line in reversed(lines)
+                    if "error" in line.lower() or "fatal" in line.lower()), lines[-1] if lines else "")
+    return code + ":" + "".join("#" if char.isdigit() else char for char in telling)[:200]

@@ -25,7 +25,7 @@ from llmgw.api.client import ControlClient
 from llmgw.domain.errors import ConfigError
 from llmgw.domain.node import NodeIdentity
 from llmgw.probe import machine
-from llmgw.system import files, loop, logs, owned, proc, spawn
+from llmgw.system import files, logs, loop, owned, proc, spawn
 from llmgw.system.clock import Clock
 from llmgw.system.process import Processes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import socket
+import platform
 from dataclasses import dataclass
 from typing import List
 
@@ -36,7 +36,7 @@ def parse(argv: List[str]) -> Options:
     if not config.servers:
         raise UsageError("the agent needs a control plane", hint="give its address with --server URL")
     config = dataclasses.replace(
-        config, node=check_name(config.node or socket.gethostname() or "node", "node name"),
+        config, node=check_name(config.node or platform.node() or "node", "node name"),
         data_dir=data_dir.role_dir("agent", config.data_dir))
     return Options(config, _token(config.token_file), args.owned)
 

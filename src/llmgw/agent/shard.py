@@ -17,7 +17,6 @@ from llmgw.agent.watch import Watch, start_sign
 from llmgw.decide import lifecycle, progress, restarts
 from llmgw.decide.lifecycle import Event
 from llmgw.decide.shards import Seen, Step, next_step
-from llmgw.domain.command import Command
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.model import WeightsPhase
 from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
@@ -70,9 +69,9 @@ class ShardKeeper:
         if identity is None or not spawn.alive(identity):
             identity = spawn.find(self._row.marker) if self._row.incarnation else None
         if identity is not None and self._row.port is not None:
+            self._ports.hold(self._row.port)
             self._row = dataclasses.replace(self._row, identity=identity)
             shard_row.write(self._folder, self._row)
-            self._ports.hold(self._row.port)
             self._begin(Event.ADOPTED)
             log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
             if self._row.ready:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw.domain.command import Command
 from llmgw.domain.engine import LLAMA_CPP
@@ -41,6 +41,11 @@ _WORK = ("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", _GENERATED)
 
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses",
                  "/v1/rerank")
+_SMALLEST: Dict[Task, Tuple[str, Dict[str, Any]]] = {
+    Task.CHAT: ("/v1/completions", {"prompt": "ready", "max_tokens": 1, "temperature": 0, "cache_prompt": False}),
+    Task.EMBED: ("/v1/embeddings", {"input": "ready"}),
+    Task.RERANK: ("/v1/rerank", {"query": "ready", "documents": ["ready"]}),
+}
 _READ_PATHS = ("/health", "/metrics", "/props", "/slots", "/v1/models")
 
 
@@ -72,14 +77,9 @@ class LlamaCpp(Engine):
             value is not None for value in known) else None
 
     def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
-        if model.task is Task.EMBED:
-            path, body = "/v1/embeddings", {"model": model.name, "input": "ready"}
-        elif model.task is Task.RERANK:
-            path, body = "/v1/rerank", {"model": model.name, "query": "ready", "documents": ["ready"]}
-        else:       # a model without a chat template has completions too
-            path, body = "/v1/completions", {"model": model.name, "prompt": "ready", "max_tokens": 1,
-                                             "temperature": 0, "cache_prompt": False}
-        return path, json.dumps(body).encode()
+        # a model without a chat template has completions too
+        path, body = _SMALLEST[model.task]
+        return path, json.dumps({"model": model.name, **body}).encode()
 
 
 def _flags(shard: ShardWanted, place: Place) -> List[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Tuple
 
 from llmgw.domain.errors import ParseError
 
@@ -32,7 +32,7 @@ def llama_cpp(out: str, err: str) -> EngineVersion:
     raise ParseError(f"no version in what --version printed: {said[:200]!r}")
 
 
-def devices(out: str) -> tuple:
+def devices(out: str) -> Tuple[str, ...]:
     """Return the device lines of ``--list-devices``; empty when it names none."""
     lines = out.splitlines()
     for number, line in enumerate(lines):

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from llmgw.domain.errors import ParseError
 from llmgw.domain.node import Gpu
@@ -77,7 +77,7 @@ def app_pids(text: str) -> Tuple[Tuple[int, Optional[int]], ...]:
     return tuple(rows)
 
 
-def _row(line: str, fields: Tuple[str, ...]) -> Optional[dict]:
+def _row(line: str, fields: Tuple[str, ...]) -> Optional[Dict[str, str]]:
     parts = [part.strip() for part in line.split(",")]
     if len(parts) < len(fields):
         return None
@@ -89,7 +89,7 @@ def _row(line: str, fields: Tuple[str, ...]) -> Optional[dict]:
     return row if row["index"].isdigit() and _UUID.fullmatch(row["uuid"]) else None
 
 
-def _gpu(row: dict) -> Gpu:
+def _gpu(row: Dict[str, str]) -> Gpu:
     capability = _known(row.get("compute_cap", ""))
     return Gpu(uuid=row["uuid"], index=int(row["index"]), name=row["name"],
                memory_total_bytes=_bytes(row["memory.total"]),

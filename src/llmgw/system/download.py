@@ -25,7 +25,9 @@ class Source(Protocol):
     """An HTTP answer that is read in pieces; system/http_client.Stream is one."""
 
     status: int
-    headers: Mapping[str, str]
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
 
     def read(self, size: int) -> bytes: ...
 

@@ -110,7 +110,7 @@ def listening_inodes(port: int) -> Set[str]:
 
 def socket_inodes(pid: int) -> Set[str]:
     """Return the sockets that a process holds open; empty when it is gone or not ours to read."""
-    inodes = set()
+    inodes: Set[str] = set()
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:

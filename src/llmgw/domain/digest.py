@@ -1,7 +1,9 @@
 """sha256 digests: the one place that decides what is one, and what path it means."""
 from __future__ import annotations
 
+import hashlib
 import re
+from typing import Iterable, Tuple
 
 from llmgw.domain.errors import ParseError
 
@@ -22,3 +24,9 @@ def sha256_hex(text: str) -> str:
 def blob_path(digest: str) -> str:
     """Return the relative path of a blob; the only function that turns a digest into a path."""
     return f"blobs/sha256/{sha256_hex(digest)}"
+
+
+def fingerprint(files: Iterable[Tuple[str, int, str]]) -> str:
+    """Return the digest of a manifest: of its files' names, sizes and sha256, in any order."""
+    lines = sorted(f"{sha256_hex(digest)} {size_bytes} {name}\n" for name, size_bytes, digest in files)
+    return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()

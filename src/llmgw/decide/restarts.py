@@ -1,6 +1,7 @@
 """When an ended program is started again: growing pauses, and a crash loop as a state of its own."""
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Tuple
 
@@ -20,6 +21,7 @@ class Failure:
     at: float
     signature: str = ""
     was_ready: bool = False
+    crashloop: bool = False       # the verdict on it
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,14 @@ def after_failure(before: Tuple[Failure, ...], failure: Failure, jitter: float) 
     A pause of 1, 2, 4 ... 60 seconds, of which at least half is waited.
     """
     recent = tuple(item for item in before if failure.at - item.at < WINDOW_SECONDS) + (failure,)
+    # the long pauses of a crash loop must not age it out of its own window
+    still = bool(before) and before[-1].crashloop and not failure.was_ready
     last = recent[-SAME_FAILURES:]
     same = (len(last) == SAME_FAILURES and len({item.signature for item in last}) == 1
             and not any(item.was_ready for item in last))
-    if same or len(recent) >= MANY_FAILURES:
-        return Verdict(True, failure.at + CRASHLOOP_DELAY, recent)
+    if still or same or len(recent) >= MANY_FAILURES:
+        marked = dataclasses.replace(failure, crashloop=True)
+        return Verdict(True, failure.at + CRASHLOOP_DELAY, recent[:-1] + (marked,))
     delay = min(FIRST_DELAY * 2 ** (len(recent) - 1), LONGEST_DELAY)
     return Verdict(False, failure.at + delay * (0.5 + 0.5 * jitter), recent)
 

@@ -47,7 +47,7 @@ class Lease:
     """Counts in ``target.in_flight`` from start to ``release``, which may be called any number of times."""
 
     __slots__ = ("owner", "target", "request", "connection", "scanner", "head", "alive", "quiet_since",
-                 "limit_seconds", "_released", "_wire", "_opening", "_kept", "_relaying",
+                 "limit_seconds", "last", "relayed", "_released", "_wire", "_opening", "_kept",
                  "_collected", "_size", "_limit")
 
     def __init__(self, owner: Owner, target: Target, request: Optional[Request], limit_seconds: float) -> None:
@@ -64,14 +64,16 @@ class Lease:
         self._wire = b""
         self._opening: Optional[asyncio.Task[None]] = None
         self._kept = False                     # runs on a connection of the pool
-        self._relaying = False
+        self.relayed = False                   # the response is passed on to the client
+        self.last = b""                        # its last piece, once it is whole
         self._collected: Any = None
         self._size = 0
         self._limit = 0
 
     def start(self, wire: bytes) -> None:
         """Send the request, whose bytes are ``wire``."""
-        self.target.in_flight += 1
+        if self.request is not None:           # what we ask for ourselves is no load
+            self.target.in_flight += 1
         self._wire = wire
         connection = self.target.take()
         if connection is not None:
@@ -109,7 +111,7 @@ class Lease:
     def relay(self, head: bytes, *, chunked: bool, scan: bool) -> None:
         """Pass the response on, behind ``head``; ``scan`` its events."""
         assert self.request is not None
-        self._relaying = True
+        self.relayed = True
         if self.request.connection.stalled:
             self.pause()
         self.scanner = SseScanner() if scan else None
@@ -121,7 +123,7 @@ class Lease:
 
     def whole_chunk(self, framed: bytes, payload: bytes) -> None:
         """Pass on one chunk that is framed already."""
-        if self._relaying and self.request is not None and self.request.chunked:
+        if self.relayed and self.request is not None and self.request.chunked:
             if self.scanner is not None:
                 self.scanner.feed(payload)
             self.request.send_framed(framed)
@@ -129,7 +131,7 @@ class Lease:
             self.payload(payload)
 
     def payload(self, payload: bytes) -> None:
-        if self._relaying and self.request is not None:
+        if self.relayed and self.request is not None:
             if self.scanner is not None:
                 self.scanner.feed(payload)
             self.request.send(payload)
@@ -145,15 +147,19 @@ class Lease:
             self.payload(payload)
             self.release(Outcome.WHOLE)
             self.owner.collected(self, b"".join(self._collected))
-        elif self._relaying and request is not None:
+        elif self.relayed and request is not None:
             scanner = self.scanner
             if scanner is not None:
                 scanner.feed(payload)
                 scanner.end()
                 if not (scanner.done or scanner.failed or scanner.blind):
+                    if not payload and not request.answered:
+                        self._fail(Outcome.BROKEN, "an empty stream")
+                        return
                     self._end_stream_badly(payload, Outcome.TRUNCATED,
                                            "the engine ended the stream before it was complete", "stream_truncated")
                     return
+            self.last = payload
             self.release(Outcome.WHOLE)
             request.finish(payload)
         else:
@@ -197,7 +203,8 @@ class Lease:
         if self._released:
             return
         self._released = True
-        self.target.in_flight -= 1
+        if self.request is not None:
+            self.target.in_flight -= 1
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.give_up()
@@ -228,6 +235,15 @@ class Lease:
         """End an attempt that has no byte of a response yet, and never will."""
         if self.head is None:
             self._fail(Outcome.RESET, why)
+
+    def end_now(self, why: str) -> None:
+        """End an attempt because we are told to; an answer that has begun ends with its error event."""
+        if self._released:
+            return
+        if self.request is not None and self.request.answered:
+            self._end_stream_badly(b"", Outcome.GIVEN_UP, why, "draining")
+        else:
+            self.release(Outcome.GIVEN_UP)
 
     def _time_out(self) -> None:
         if self.request is not None and self.request.answered:

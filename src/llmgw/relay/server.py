@@ -47,7 +47,7 @@ class Request:
     """One request, from its head to the end of its answer. ``owner`` is told when the client goes."""
 
     __slots__ = ("connection", "head", "path", "body", "started", "id", "owner", "chunked", "close",
-                 "answered", "_held")
+                 "answered", "answered_at", "_held")
 
     def __init__(self, connection: "ServerConnection", head: RequestHead, started: float) -> None:
         self.connection = connection
@@ -60,6 +60,7 @@ class Request:
         self.chunked = False
         self.close = not head.keep_alive or connection.listener.draining
         self.answered = False         # a byte of the answer was sent
+        self.answered_at = 0.0
         self._held = b""
 
     def reply(self, reply: Reply) -> None:
@@ -82,6 +83,7 @@ class Request:
     def send_framed(self, data: bytes) -> None:
         if self._held:
             data, self._held, self.answered = self._held + data, b"", True
+            self.answered_at = time.monotonic()
         self.connection.transport.write(data)
 
     def finish(self, payload: bytes = b"") -> None:
@@ -330,7 +332,7 @@ class Listener:
         self.draining = False
         self.body_bytes = 0                   # of all requests that are held in memory
         self.max_body_bytes = max_body_bytes
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._server: Optional[asyncio.AbstractServer] = None
         self._sweeper: Optional[asyncio.Task[None]] = None
 
@@ -345,7 +347,7 @@ class Listener:
 
     def opened(self, connection: ServerConnection) -> None:
         """Count a new connection; one too many is told so and closed."""
-        if len(self.connections) >= self._max_connections:
+        if len(self.connections) >= self.max_connections:
             connection.transport.write(reply_bytes(
                 error_reply(503, "too many connections", "overloaded", retry_after=1),
                 self.stamp.lines, close=True))

@@ -1,0 +1,175 @@
+"""The router as a process: ``llmgw.pyz router``."""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+from typing import List, Optional
+
+from llmgw.api.client import ControlClient
+from llmgw.domain.errors import ConfigError, PortTaken, UsageError
+from llmgw.domain.route import RouterReport, RouteTable
+from llmgw.domain.secret import Secret
+from llmgw.router import control
+from llmgw.router.app import Router
+from llmgw.router.flow import FIRST_BYTE_SECONDS
+from llmgw.router.scraper import scrape_for_ever
+from llmgw.system import data_dir, files, logs
+from llmgw.system.open_files import raise_open_files
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+GRACE_SECONDS = 180.0
+
+
+def run(argv: List[str], debug: bool) -> int:
+    """Serve until told to stop; 0 after an orderly end."""
+    args = _parser().parse_args(argv)
+    logs.configure(debug)
+    host, port = _address(args.listen)
+    folder = files.make_dir(data_dir.role_dir("router", args.data_dir))
+    lock = files.FolderLock(folder, "router")
+    client = ControlClient(args.server, _token(args.token_file), timeout=10.0) if args.server else None
+    try:
+        asyncio.run(_Process(folder, host, port, client, args).serve())
+    finally:
+        lock.release()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llmgw.pyz router", description="the OpenAI-compatible endpoint")
+    parser.add_argument("--server", action="append", default=[], metavar="URL",
+                        help="a control plane; without one the router serves the table in its data folder")
+    parser.add_argument("--token-file", default="", help="holds the router's token")
+    parser.add_argument("--listen", default="127.0.0.1:7801", metavar="HOST:PORT", help="port 0: any free one")
+    parser.add_argument("--data-dir", default="", help="where the routing table is kept")
+    parser.add_argument("--name", default="", help="the router's name in reports (default: host and port)")
+    parser.add_argument("--first-byte-seconds", type=float, default=FIRST_BYTE_SECONDS, metavar="S",
+                        help="how long an engine may take to begin its answer (default %(default)g)")
+    parser.add_argument("--grace-seconds", type=float, default=GRACE_SECONDS, metavar="S",
+                        help="how long running requests may take after SIGTERM (default %(default)g)")
+    return parser
+
+
+def _address(text: str) -> "tuple[str, int]":
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"not an address: {text!r:.100}", hint="write it as HOST:PORT")
+    if host not in LOOPBACK:
+        raise ConfigError(f"the router does not listen on {host}: off loopback it needs TLS, which this version "
+                          "does not have", hint="listen on 127.0.0.1, with a TLS proxy before it")
+    return host, int(port)
+
+
+def _token(path: str) -> Secret:
+    if not path:
+        raise UsageError("a control plane is named, but no token", hint="give --token-file FILE")
+    data = files.read_bytes(path, 4096)
+    if data is None:
+        raise ConfigError(f"there is no token file {path}", hint="the server writes it as tokens/router")
+    return Secret(data.decode("ascii", "replace").strip())
+
+
+class _Process:
+    """The router with all that runs beside it."""
+
+    def __init__(self, folder: str, host: str, port: int, client: Optional[ControlClient],
+                 args: argparse.Namespace) -> None:
+        self._folder, self._host, self._port = folder, host, port
+        self._client = client
+        self._name = args.name
+        self._grace_seconds = args.grace_seconds
+        self.router = Router(args.name, args.first_byte_seconds)
+        self._report: Optional[RouterReport] = None      # swapped whole; read by the reporter's thread
+        self._stop = threading.Event()
+
+    async def serve(self) -> None:
+        """Listen, serve, drain."""
+        stop = asyncio.Event()
+        running = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running.add_signal_handler(number, stop.set)
+        self._limit_connections()
+        table = control.kept_table(self._folder)
+        if table is not None:
+            self.router.swap(table)
+            self.router.table_at = time.monotonic()
+            log.info("serving the kept table revision=%d", table.revision)
+        await self._listen()
+        self._follow(table, running)
+        tasks = [running.create_task(scrape_for_ever(self.router)), running.create_task(self._refresh_report())]
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20000, 20, 20)      # requests make few cycles; a collection stops every stream
+        await stop.wait()
+        await self._drain(stop)
+        self._stop.set()
+        for task in tasks:
+            task.cancel()
+        await self.router.listener.close()
+        files.remove(self._endpoint_file)
+
+    def _limit_connections(self) -> None:
+        limit = raise_open_files()
+        # a connection of a client needs at most one to an engine; the rest is for everything else
+        self.router.listener.max_connections = max(16, (limit - 64) // 2)
+        if limit < 4096:
+            log.warning("few open files are allowed limit=%d: raise it with ulimit -n", limit)
+
+    async def _listen(self) -> None:
+        try:
+            port = await self.router.listener.listen(self._host, self._port)
+        except OSError as error:
+            raise PortTaken(f"the router cannot listen on {self._host}:{self._port}: {error.strerror or error}",
+                            hint="end what listens there, or choose another with --listen") from error
+        self.router.name = self._name or f"{os.uname().nodename}-{port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        files.write_json(self._endpoint_file, {"url": f"http://{host}:{port}", "pid": os.getpid()})
+        log.info("listening url=http://%s:%d", host, port)
+
+    @property
+    def _endpoint_file(self) -> str:
+        return os.path.join(self._folder, "endpoint.json")
+
+    def _follow(self, table: Optional[RouteTable], running: asyncio.AbstractEventLoop) -> None:
+        if self._client is None:
+            return
+
+        def take(new: Optional[RouteTable]) -> None:
+            running.call_soon_threadsafe(self._take, new)
+
+        control.start(control.Follower(self._client, self._folder, table, take),
+                      control.Reporter(self._client, lambda: self._report), self._stop)
+
+    def _take(self, table: Optional[RouteTable]) -> None:
+        self.router.table_at = time.monotonic()
+        if table is not None and (self.router.table is None or self.router.table.routed != table):
+            self.router.swap(table)
+
+    async def _refresh_report(self) -> None:
+        while True:
+            self._report = self.router.report(time.monotonic())
+            await asyncio.sleep(1.0)
+
+    async def _drain(self, stop: asyncio.Event) -> None:
+        """Let what runs come to its end; a second signal, or the grace's end, cuts it."""
+        listener = self.router.listener
+        listener.draining = True              # /ready says so; what is new is refused
+        listener.close_idle()
+        log.info("draining active=%d", self.router.active)
+        until = time.monotonic() + self._grace_seconds
+        stop.clear()
+        while self.router.active and time.monotonic() < until and not stop.is_set():
+            await asyncio.sleep(0.05)
+        if self.router.active:
+            log.warning("ending requests that still run active=%d", self.router.active)
+        self.router.end_all()
+        await asyncio.sleep(0)

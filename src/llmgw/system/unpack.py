@@ -123,6 +123,7 @@ def _unpack(source: BinaryIO, writer: _Writer, max_bytes: int, max_members: int,
     budget = _Budget(gzip.GzipFile(fileobj=source, mode="rb"), max_bytes)  # type: ignore[arg-type]
     links: List[Tuple[Parts, str]] = []
     count = 0
+    budget.allow(HEADER_BYTES)                  # opening reads the first header
     with tarfile.open(fileobj=budget, mode="r|") as tar:  # type: ignore[call-overload]
         while True:
             budget.allow(HEADER_BYTES)

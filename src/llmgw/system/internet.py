@@ -286,8 +286,10 @@ class _Watch:
         self._sock = sock
         self._timer = threading.Timer(ANSWER_SECONDS, self._end)
         self._timer.daemon = True
+        self._ended = False
 
     def _end(self) -> None:
+        self._ended = True
         try:
             if self._sock is not None:
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)   # below TLS, which may be reading
@@ -299,6 +301,8 @@ class _Watch:
 
     def __exit__(self, *unused: object) -> None:
         self._timer.cancel()
+        if self._ended:           # http.client takes what is cut off in its head for a whole answer
+            raise socket.timeout("the head did not come in time")
 
 
 class _Http(urllib.request.HTTPHandler):

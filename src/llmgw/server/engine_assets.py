@@ -1,0 +1,98 @@
+"""The archives of the wanted engines: imported ones, and those of the engine's own releases."""
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Tuple
+
+from llmgw.domain.engine import Asset, EngineWanted
+from llmgw.domain.errors import LlmgwError, NotFound, TryAgain
+from llmgw.server.mirror import Mirror
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 20.0           # that a node's request waits for a fetch before it is told to ask again
+
+
+class _Fetch:
+    """One archive on its way from the internet."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.path = ""
+        self.error: Optional[LlmgwError] = None
+
+
+class EngineAssets:
+    """``releases`` asks the internet; None in a build, or on a site, without it."""
+
+    def __init__(self, mirror: Mirror, releases: Optional[Any]) -> None:
+        self._mirror, self._releases = mirror, releases
+        self._lock = threading.Lock()
+        self._fetches: Dict[Tuple[str, str, str], _Fetch] = {}
+
+    def wanted(self, engine: EngineWanted) -> EngineWanted:
+        """Return the engine with the list of its archives, as far as it is known now. Never waits."""
+        assets: Dict[str, Asset] = {}
+        problem = "this build cannot ask for releases"
+        if self._releases is not None:
+            listed, problem = self._releases.assets(engine.name, engine.version)
+            assets.update((asset.name, asset) for asset in listed)
+        imported = [archive.asset for archive in self._mirror.archives()
+                    if (archive.engine, archive.version) == (engine.name, engine.version)]
+        assets.update((asset.name, asset) for asset in imported)
+        return replace(engine, assets=tuple(assets[name] for name in sorted(assets)),
+                       assets_problem="" if assets else problem)
+
+    def open(self, engine: str, version: str, name: str) -> Tuple[Any, str]:
+        """Return (open file, sha256) of an archive; it is fetched when the first node asks.
+
+        A fetch that takes long is a TryAgain with how far it is; it goes on meanwhile.
+        """
+        archive = self._mirror.archive(engine, version, name)
+        if archive is not None:
+            return self._mirror.open(archive.asset.sha256), archive.asset.sha256
+        listed: List[Asset] = []
+        if self._releases is not None:
+            listed = [asset for asset in self._releases.assets(engine, version)[0] if asset.name == name]
+        if not listed:
+            raise NotFound(f"no such archive: {engine} {version} {name:.100}",
+                           hint="llmgw ctl mirror import-engine ARCHIVE --sha256 HEX brings one")
+        if self._mirror.has(listed[0].sha256):
+            return self._mirror.open(listed[0].sha256), listed[0].sha256
+        fetch = self._start((engine, version, name))
+        if not fetch.done.wait(WAIT_SECONDS):
+            raise TryAgain(f"{name} is being fetched ({listed[0].size_bytes} bytes), ask again")
+        if fetch.error is not None:
+            raise fetch.error
+        with self._lock:
+            self._fetches.pop((engine, version, name), None)
+        return open(fetch.path, "rb"), listed[0].sha256
+
+    def activity(self) -> List[str]:
+        """Return a sentence for every fetch under way."""
+        with self._lock:
+            return [f"fetching {' '.join(key)}" for key, fetch in self._fetches.items() if not fetch.done.is_set()]
+
+    def _start(self, key: Tuple[str, str, str]) -> _Fetch:
+        with self._lock:
+            fetch = self._fetches.get(key)
+            if fetch is None or (fetch.done.is_set() and fetch.error is not None):
+                fetch = self._fetches[key] = _Fetch()
+                threading.Thread(target=self._fetch, args=(key, fetch), name="fetch-archive", daemon=True).start()
+            return fetch
+
+    def _fetch(self, key: Tuple[str, str, str], fetch: _Fetch) -> None:
+        assert self._releases is not None
+        try:
+            fetch.path = self._releases.fetch(*key)
+            log.info("archive is here engine=%s version=%s name=%s", *key)
+        except LlmgwError as error:
+            log.warning("archive cannot be fetched name=%s reason=%s: %s", key[2], error.reason, error.message)
+            fetch.error = error
+        except Exception:
+            log.exception("fetch failed name=%s", key[2])
+            fetch.error = TryAgain(f"{key[2]}: the fetch failed inside the server, its log has the details")
+        finally:
+            fetch.done.set()

@@ -1,0 +1,77 @@
+"""Routes of agents and routers: heartbeats, logs, blobs, archives, the routing table."""
+from __future__ import annotations
+
+from typing import Any, List
+
+from llmgw.api import paths, wire
+from llmgw.domain.digest import sha256_hex
+from llmgw.domain.errors import ParseError
+from llmgw.domain.names import check_name
+from llmgw.server.engine_assets import EngineAssets
+from llmgw.server.loop import Parts, Reconciler
+from llmgw.server.mirror import Mirror
+from llmgw.system.routes import Request, Response, Route
+
+HEARTBEAT_BYTES = 4 << 20
+MOST_WAIT_SECONDS = 30.0
+BINARY = "application/octet-stream"
+
+
+class FleetHandlers:
+    """What nodes and routers may do, and nothing else of it."""
+
+    def __init__(self, parts: Parts, reconciler: Reconciler, mirror: Mirror) -> None:
+        self._parts, self._reconciler, self._mirror = parts, reconciler, mirror
+
+    def routes(self) -> List[Route]:
+        return [
+            Route("POST", paths.HEARTBEAT, ("node",), self.heartbeat, HEARTBEAT_BYTES),
+            Route("POST", paths.LOG_TAIL, ("node",), self.log_tail),
+            Route("GET", paths.BLOB, ("node", "admin"), self.blob),
+            Route("GET", paths.ENGINE_ASSET, ("node", "admin"), self.engine_asset),
+            Route("GET", paths.ROUTES, ("router", "admin"), self.table),
+            Route("POST", paths.ROUTER_REPORT, ("router",), self.report),
+        ]
+
+    def heartbeat(self, request: Request) -> Response:
+        observed = wire.NODE_OBSERVED.decode(request.json(), "heartbeat")
+        check_name(observed.identity.name, "node")
+        if observed.identity.name != request.args["node"]:
+            raise ParseError(f"a heartbeat of {observed.identity.name} was sent for {request.args['node']:.100}")
+        self._parts.nodes.hear(observed)
+        answer = self._parts.nodes.answer(observed, self._parts.config.state.current.cluster, self._reconciler.epoch)
+        return _record(wire.HEARTBEAT_ANSWER, answer)
+
+    def log_tail(self, request: Request) -> Response:
+        self._parts.nodes.take_log_tail(wire.LOG_TAIL.decode(request.json(), "log tail"))
+        return Response(204)
+
+    def blob(self, request: Request) -> Response:
+        digest = sha256_hex(request.args["digest"])
+        return Response(file=self._mirror.open(digest), content_type=BINARY, etag=digest)
+
+    def engine_asset(self, request: Request) -> Response:
+        args, engines = request.args, self._parts.engines
+        assert isinstance(engines, EngineAssets)
+        for name in ("engine", "version", "asset"):
+            check_name(args[name], name)
+        file, digest = engines.open(args["engine"], args["version"], args["asset"])
+        return Response(file=file, content_type=BINARY, etag=digest)
+
+    def table(self, request: Request) -> Response:
+        after = int(request.number("after", 0, 1 << 53))
+        wait = request.number("wait", 0, MOST_WAIT_SECONDS)
+        table = self._parts.feed.after(after if "after" in request.query else -1, wait)
+        return Response(304) if table is None else _record(wire.ROUTE_TABLE, table)
+
+    def report(self, request: Request) -> Response:
+        report = wire.ROUTER_REPORT.decode(request.json(), "report")
+        check_name(report.router, "router")
+        if report.router != request.args["router"]:
+            raise ParseError(f"a report of {report.router} was sent for {request.args['router']:.100}")
+        self._parts.routers.hear(report)
+        return Response(204)
+
+
+def _record(codec: Any, value: Any) -> Response:
+    return Response(body=wire.dumps(codec, value))

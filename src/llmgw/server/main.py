@@ -1,0 +1,137 @@
+"""The control plane's process: put the parts together, listen, take turns, stop in order."""
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import threading
+from typing import List, Tuple
+
+from llmgw import __version__
+from llmgw.domain.errors import UsageError
+from llmgw.server import records
+from llmgw.server.config import ConfigFile, ConfigWatch, Loaded
+from llmgw.server.engine_assets import EngineAssets
+from llmgw.server.events import Events
+from llmgw.server.handlers_admin import AdminHandlers
+from llmgw.server.handlers_fleet import FleetHandlers
+from llmgw.server.handlers_views import ViewHandlers
+from llmgw.server.http_numbers import HttpNumbers
+from llmgw.server.loop import EVERY_SECONDS, Parts, Reconciler
+from llmgw.server.mirror import Mirror
+from llmgw.server.nodes import Nodes
+from llmgw.server.restore import restore
+from llmgw.server.routers import Routers
+from llmgw.server.routes_feed import RoutesFeed
+from llmgw.server.sources import Sources, optional_part
+from llmgw.server.store_sqlite import SqliteStore
+from llmgw.server.tokens import Tokens
+from llmgw.system import data_dir, files, http_server, logs, loop
+from llmgw.system.clock import Clock
+from llmgw.system.http_server import HttpServer
+from llmgw.system.routes import Route, RouteTable
+
+log = logging.getLogger(__name__)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llmgw.pyz server", description="The control plane.")
+    parser.add_argument("--config", metavar="FILE", default="server.yaml", help="default: ./server.yaml")
+    parser.add_argument("--data-dir", metavar="DIR", default="", help="default: under the user's data folder")
+    parser.add_argument("--listen", metavar="HOST:PORT", default="", help="instead of the file's listen:; port 0: any")
+    parser.add_argument("--restore", metavar="BACKUP", default="",
+                        help="put a backup of `ctl backup` back, then end; the server must not run")
+    return parser
+
+
+def run(argv: List[str], debug: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code of the process."""
+    options = arguments().parse_args(argv)
+    logs.configure(debug)
+    folder = files.make_dir(data_dir.role_dir("server", options.data_dir))
+    if options.restore:
+        lock = files.FolderLock(folder, "server")
+        epoch = restore(folder, os.path.abspath(options.restore), Clock())
+        lock.release()
+        log.info("restored from=%s epoch=%d; the next start hears every node before it acts", options.restore, epoch)
+        return 0
+    config = ConfigFile(options.config)
+    loaded = config.load()
+    host, port = _address(options.listen) if options.listen else (loaded.config.host, loaded.config.port)
+    http_server.check_loopback(host, port)
+    stop = threading.Event()
+    poke = threading.Event()
+
+    def end(*unused: object) -> None:
+        stop.set()
+        poke.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    lock = files.FolderLock(folder, "server")
+    try:
+        Server(folder, config, loaded, host, port, poke).serve(stop)
+    finally:
+        lock.release()
+    return 0
+
+
+def _address(text: str) -> Tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UsageError(f"--listen {text}: expected HOST:PORT", hint="such as --listen 127.0.0.1:7800")
+    return host.strip("[]"), int(port)
+
+
+class Server:
+    """All parts of one control plane, in the order in which they need each other."""
+
+    def __init__(self, folder: str, config: ConfigFile, loaded: Loaded, host: str, port: int,
+                 poke: threading.Event) -> None:
+        clock = Clock()
+        self._folder = folder
+        self._store = SqliteStore(folder)
+        self._nodes = Nodes(self._store, clock, poke)
+        events = self._events = Events(self._store, clock)
+        mirror = Mirror(os.path.join(folder, "mirror"), self._store, clock)
+        rows = records.Replicas(self._store)
+        self._releases = optional_part("llmgw.server.releases", "Releases", mirror.folder)
+        self._hub = optional_part("llmgw.server.hub", "Hub", mirror.folder)
+        self._feed = RoutesFeed(self._store, loaded.config.cluster)
+        parts = Parts(
+            store=self._store, clock=clock, config=ConfigWatch(config, loaded, self._store, events, rows),
+            nodes=self._nodes, routers=Routers(clock), events=events,
+            sources=Sources(self._store, mirror, self._hub, poke), engines=EngineAssets(mirror, self._releases),
+            tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows)
+        self._reconciler = Reconciler(parts)
+        numbers = HttpNumbers()
+        routes: List[Route] = [*FleetHandlers(parts, self._reconciler, mirror).routes(),
+                               *ViewHandlers(parts, self._reconciler, numbers).routes(),
+                               *AdminHandlers(parts, self._reconciler, mirror, folder).routes()]
+        self._http = numbers.server = HttpServer(host, port, RouteTable(routes, parts.tokens.caller))
+
+    def serve(self, stop: threading.Event) -> None:
+        """Answer and take turns until ``stop``."""
+        self._http.start()
+        files.write_json(data_dir.endpoint_file(self._folder), {
+            "url": self._http.url, "pid": os.getpid(),
+            "admin_token_file": data_dir.token_file(self._folder, "admin")})
+        log.info("serving url=%s version=%s epoch=%d data_dir=%s", self._http.url, __version__,
+                 self._reconciler.epoch, self._folder)
+        turns = loop.start("reconcile", self._reconciler.turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
+        stop.wait()
+        self._end()
+        turns.join(5.0)
+        self._events.flush()
+        self._store.close()
+        log.info("stopped")
+
+    def _end(self) -> None:
+        self._nodes.poke.set()
+        self._feed.close()
+        self._events.wake()
+        self._http.stop()
+        for part in (self._releases, self._hub):
+            if part is not None:
+                part.close()

@@ -1,0 +1,96 @@
+"""What people and programs are shown, made of the last turn's snapshot."""
+from __future__ import annotations
+
+from typing import List, Mapping, Optional, Tuple
+
+from llmgw.decide.liveness import NodeLife
+from llmgw.decide.placement import NodeState
+from llmgw.decide.replicas import Wanted, observed_shard
+from llmgw.decide.routes_table import why_not
+from llmgw.domain.engine import EngineWanted
+from llmgw.domain.model import context_per_request
+from llmgw.domain.node import NodeFacts, NodeIdentity
+from llmgw.domain.replica import Replica, ReplicaWish, ShardObserved, ShardState
+from llmgw.domain.route import Gauges
+from llmgw.domain.view import EngineView, ModelView, NodeView, ReplicaView, ShardView
+from llmgw.server.loop import Snapshot
+
+SKEW_SECONDS = 5.0
+# The worst shard gives the replica's state; the order is from worst to best.
+_WORST = (ShardState.CRASHLOOP, ShardState.BACKOFF, ShardState.UNREADY, ShardState.STOPPED, ShardState.STOPPING,
+          ShardState.WAITING, ShardState.FETCHING, ShardState.STARTING, ShardState.READY)
+
+
+def node_view(node: NodeState, skew_seconds: float, replicas: Tuple[str, ...]) -> NodeView:
+    """Return one node; what was never heard is empty, not guessed."""
+    alive, observed = node.liveness, node.observed
+    state, message = alive.life.value, alive.message
+    if alive.life is NodeLife.READY and observed is not None and not observed.probed:
+        message = "its first probe has not ended yet"
+    if node.draining:
+        message = f"{message}; draining" if message else "draining"
+    if observed is None:
+        return NodeView(node.name, state, message, NodeIdentity(node.name, "", ""), NodeFacts(), False,
+                        alive.silent_seconds, node.draining, replicas=replicas)
+    warnings = list(observed.facts.warnings)
+    if abs(skew_seconds) > SKEW_SECONDS:
+        warnings.append(f"its clock is {abs(skew_seconds):.0f} s {'ahead' if skew_seconds > 0 else 'behind'}")
+    return NodeView(node.name, state, message, observed.identity, observed.facts, observed.probed,
+                    alive.silent_seconds, node.draining, skew_seconds, observed.engines, observed.weights, replicas,
+                    tuple(warnings))
+
+
+def model_view(want: Wanted, snapshot: Snapshot) -> ModelView:
+    """Return one model, with everybody's reason while it is not fully served."""
+    rows = [row for row in snapshot.replicas if row.model.name == want.spec.name]
+    weights = want.weights or (rows[0].weights if rows else None)
+    routed = next((model for model in snapshot.models if model.name == want.spec.name), None)
+    ready = sum(not row.draining for row in routed.replicas) if routed is not None else 0
+    reasons: Tuple[str, ...] = ()
+    if ready < want.spec.replicas or want.spec.name in snapshot.unplaced:
+        reasons = why_not(want, rows, snapshot.nodes, snapshot.unplaced.get(want.spec.name, ()))
+    return ModelView(
+        name=want.spec.name, engine=want.spec.engine, engine_version=want.engine_version,
+        task=want.spec.task.value, weights=want.spec.weights, wanted=want.spec.replicas, ready=ready,
+        aliases=want.spec.aliases, replicas=tuple(row.id for row in rows), why_not=reasons,
+        context_length=context_per_request(want.spec, weights) if weights is not None else want.spec.context_length,
+        size_bytes=weights.size_bytes if weights is not None else None)
+
+
+def replica_view(row: Replica, nodes: Mapping[str, NodeState], gauges: Optional[Gauges]) -> ReplicaView:
+    """Return one replica, wanted and observed side by side."""
+    shards = tuple(ShardView(shard.rank, shard.node, shard.gpus, observed_shard(row, shard, nodes.get(shard.node)))
+                   for shard in row.shards)
+    state, reason, message = _summary(row, shards, nodes)
+    return ReplicaView(row.id, row.model.name, row.model.engine, row.engine_version, row.wish.value, state, reason,
+                       message, row.created_at, shards, gauges)
+
+
+def _summary(row: Replica, shards: Tuple[ShardView, ...],
+             nodes: Mapping[str, NodeState]) -> Tuple[str, str, str]:
+    for shard in shards:
+        node = nodes.get(shard.node)
+        if node is None:
+            return "unknown", "NodeGone", f"node {shard.node} is gone"
+        if node.liveness.life not in (NodeLife.READY, NodeLife.SUSPECT):
+            return "unknown", "NodeSilent", f"node {shard.node}: {node.liveness.message}"
+    seen: List[ShardObserved] = [shard.observed for shard in shards if shard.observed is not None]
+    if len(seen) < len(shards):
+        if row.wish is ReplicaWish.STOP:
+            return "stopped", "", row.reason
+        return "placed", "", "its node has been told to start it"
+    worst = min(seen, key=lambda shard: _WORST.index(shard.state))
+    if row.wish is ReplicaWish.DRAIN:
+        return "draining", worst.reason, row.reason
+    return worst.state.value, worst.reason, worst.message
+
+
+def engine_view(engine: EngineWanted, nodes: Mapping[str, NodeState]) -> EngineView:
+    """Return one wanted engine, with what every node says of it."""
+    said = []
+    for name, node in nodes.items():
+        if node.observed is None:
+            continue
+        said += [(name, seen) for seen in node.observed.engines
+                 if seen.name == engine.name and (seen.version == engine.version or seen.source == "operator")]
+    return EngineView(engine.name, engine.version, engine.assets, engine.assets_problem, tuple(said))

@@ -5,6 +5,7 @@ Imports only the chosen role, so that ``--version`` and ``ctl`` start fast.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import List, Optional
 
@@ -19,6 +20,7 @@ COMMANDS = {
     "ctl": ("llmgw.ctl.main", "look at the cluster and change it"),
     "gate": ("llmgw.agent.gate_main", ""),
 }
+_SEE_TO_IT_THEMSELVES = ("agent", "gate")   # owned.watch; the gate belongs to no one
 
 
 def usage() -> str:
@@ -46,10 +48,20 @@ def main(argv: Optional[List[str]] = None) -> None:
     sys.exit(_run(words[0], words[1:], debug))
 
 
+class _Terminate:
+    """Stands for a stop event: the owner's end is a TERM, which every role takes in order."""
+
+    def set(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _run(command: str, words: List[str], debug: bool) -> int:
     import importlib
 
     from llmgw.domain.errors import LlmgwError
+    from llmgw.system import owned
+    if command not in _SEE_TO_IT_THEMSELVES:
+        owned.watch(_Terminate())
     try:
         code = int(importlib.import_module(COMMANDS[command][0]).run(words, debug=debug) or 0)
         sys.stdout.flush()

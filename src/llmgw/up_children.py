@@ -20,6 +20,7 @@ START_SECONDS = 60.0
 LEFTOVER_SECONDS = 120.0
 # The agent stops its engines and its gate before it goes: that takes longest.
 STOP_SECONDS = {"router": 10.0, "agent": 60.0, "server": 10.0}
+GRACE_SECONDS = 5            # of requests that run when the end comes
 HURRY_SECONDS = 1.0
 _TURN = 0.2
 _LOG_LINE = re.compile(r"\S+ (ERROR|CRITICAL) [^:]+: (.*)")
@@ -61,14 +62,15 @@ class Roles:
 
     def start_router(self, server: Endpoint) -> Endpoint:
         """Start the router and return its endpoint once it listens."""
-        return self._start_listening("router", ROUTER_PORT, self._server_words(server, "router"))
+        return self._start_listening("router", ROUTER_PORT, self._server_words(server, "router")
+                                     + ["--grace-seconds", str(GRACE_SECONDS)])
 
     def start_agent(self, server: Endpoint) -> None:
         """Start the node's agent; it shows itself in the server's list of nodes."""
         gate = ports.free_port(HOST, GATE_PORT)
         if gate != GATE_PORT:
             self._say(f"port {GATE_PORT} is taken: the gate uses {gate}")
-        self._start("agent", self._server_words(server, "node") + ["--gate-port", str(gate)])
+        self._start("agent", self._server_words(server, "node") + ["--gate-port", str(gate), "--owned"])
 
     def check(self) -> None:
         """Raise Stopped when the end is wanted, and the failure of the first child that ended."""
@@ -140,7 +142,7 @@ class Roles:
         return {**kept, **own_environment()}
 
     def _start(self, role: str, words: List[str]) -> Child:
-        argv = [*own_command(), role, *words, "--data-dir", files.make_dir(self.dir_of(role)), "--owned"]
+        argv = [*own_command(), role, *words, "--data-dir", files.make_dir(self.dir_of(role))]
         self._children[role] = self._owner.start(role, argv, self._environment())
         return self._children[role]
 

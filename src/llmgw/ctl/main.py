@@ -57,7 +57,7 @@ def _options(module: Any, name: str, words: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"llmgw.pyz ctl {name}", description=module.__doc__.split("\n")[0],
                                      allow_abbrev=False)
     module.arguments(parser)
-    if hasattr(module, "action"):
+    if hasattr(module, "action") and not parser.get_default("offline"):
         connection.add_options(parser)
     return parser.parse_args(words)
 

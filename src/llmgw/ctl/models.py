@@ -25,6 +25,10 @@ def action(options: argparse.Namespace) -> int:
         models = [wire.MODEL_VIEW.decode(item, "model") for item in data["items"]]
         output.write_table(TITLES, [_row(model) for model in models],
                            empty="no model is wanted: name one under models: in server.yaml")
+        if data.get("config_problem"):
+            output.say(f"server.yaml is not used as it is now: {data['config_problem']}")
+        for reason in data.get("held") or ():
+            output.say(f"an edit waits for llmgw ctl apply --confirm: {reason}")
 
     return watch.show(options, once)
 

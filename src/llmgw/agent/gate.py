@@ -56,12 +56,12 @@ class Gate(Application):
     def check(self, request: Request) -> Optional[Reply]:
         head = request.head
         request.id = request_id(head.headers)
-        if request.path == b"/healthz" and head.method == b"GET":
+        if request.head.path == b"/healthz" and head.method == b"GET":
             return json_reply({"status": "ok", "pid": os.getpid(), "table_sha256": self.table_sha256})
         door = self._door(head.headers.get(b"authorization", b""))
         if door is None:
             return error_reply(401, "no replica of this node has this key", "invalid_replica_key")
-        if (head.method.decode("ascii"), request.path.decode("ascii")) not in door.paths:
+        if (head.method.decode("ascii"), request.head.path.decode("ascii")) not in door.paths:
             return error_reply(404, "the gate does not let this path through", "path_not_allowed")
         if head.length > MAX_BODY_BYTES:
             return too_large()
@@ -101,7 +101,7 @@ class Passage(Owner):
         request, head = self.request, self.request.head
         key = bearer(head.headers[b"authorization"]).decode("latin-1")
         self.lease.start(request_bytes(
-            head.method, request.path, target_lines("127.0.0.1", self.door.entry.port, key), head.headers,
+            head.method, head.path, target_lines("127.0.0.1", self.door.entry.port, key), head,
             request.id, request.body))
 
     def head_arrived(self, lease: Lease, head: ResponseHead) -> None:

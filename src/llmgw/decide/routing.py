@@ -11,6 +11,7 @@ LOAD_FACTOR = 1.25            # of its share, that a home may have
 KV_FULL = 0.9
 KV_WEIGHT = 0.15
 _MASK = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15     # 2^64 / golden ratio: the upper bits of the product depend on all of the factor's
 
 
 class Candidate(Protocol):
@@ -32,7 +33,8 @@ def choose(candidates: Sequence[C], affinity: int, sticky: bool) -> C:
     if len(candidates) == 1:
         return candidates[0]
     counts = requests(candidates)
-    ranks = [rank(affinity, candidate.seed) for candidate in candidates]
+    # Rendezvous: the highest has the key, and a replica that comes or goes moves few other keys.
+    ranks = [((affinity ^ item.seed) * _ODD) & _MASK for item in candidates]
     if sticky:
         home = ranks.index(max(ranks))
         if has_room(candidates, counts, home):
@@ -50,7 +52,8 @@ def requests(candidates: Sequence[C]) -> List[float]:
         if item.queue is None:
             return [float(other.in_flight) for other in candidates]
         # what was read, corrected by what we have sent and got back since
-        counts.append(max(float(item.in_flight), item.queue + item.in_flight - item.in_flight_then))
+        count = item.queue + item.in_flight - item.in_flight_then
+        counts.append(count if count > item.in_flight else float(item.in_flight))
     return counts
 
 
@@ -59,17 +62,11 @@ def has_room(candidates: Sequence[C], counts: Sequence[float], home: int) -> boo
     kv_used = candidates[home].kv_used
     if kv_used is not None and kv_used >= KV_FULL:
         return False
-    slots = 0
-    for item in candidates:
-        slots += item.slots
+    if not counts[home]:
+        return True
+    slots = sum([item.slots for item in candidates])
     share = LOAD_FACTOR * (sum(counts) + 1) * candidates[home].slots / slots
-    return counts[home] + 1 <= max(1, int(share))
-
-
-def rank(affinity: int, seed: int) -> int:
-    """Return a replica's place for this key; rendezvous: another replica's coming or going moves few keys."""
-    mixed = ((affinity ^ seed) * 0x9E3779B97F4A7C15) & _MASK
-    return ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & _MASK
+    return counts[home] + 1 <= int(share)
 
 
 def _scores(candidates: Sequence[C], counts: Sequence[float]) -> List[float]:

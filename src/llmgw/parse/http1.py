@@ -7,7 +7,7 @@ framings at once and any transfer coding but ``chunked`` are refused.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw.domain.errors import ParseError
 
@@ -22,6 +22,7 @@ _REQUEST_LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,16384}) HTTP/1\.([01]
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: " + _TEXT + rb"*)?\r\n")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):(" + _TEXT + rb"*)\r\n")
 _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
+_LENGTH_LINE = re.compile(rb"\r\ncontent-length: ?([0-9]{1,15})\r\n", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _HOST = re.compile(rb"[A-Za-z0-9._~:\[\]%-]{0,255}")
 # Digits by regex before conversion: int(x, 16) takes "0x1", "1_0", "+1" and " 1" (router.md R20).
@@ -43,22 +44,26 @@ class MalformedHttp(ParseError):
 class RequestHead:
     """A request's head. Header names are lower-case; repeated ones are joined by a comma."""
 
-    __slots__ = ("method", "target", "minor", "headers", "length", "chunked", "keep_alive", "expects")
+    __slots__ = ("method", "target", "path", "minor", "headers", "length", "chunked", "keep_alive", "expects",
+                 "forwarded", "memo")
 
     method: bytes
     target: bytes
+    path: bytes               # the target without its query
     minor: int
     headers: Dict[bytes, bytes]
     length: int               # of the body; 0 when chunked
     chunked: bool
     keep_alive: bool
     expects: bool             # the client waits for 100 Continue
+    forwarded: Optional[bytes]  # for the relay: the lines that pass on, worked out once
+    memo: Any                 # for the application: what it has worked out from this head
 
 
 class ResponseHead:
     """A response's head. ``fields`` holds every field in order, repeated ones too."""
 
-    __slots__ = ("status", "minor", "fields", "headers", "length", "chunked", "keep_alive")
+    __slots__ = ("status", "minor", "fields", "headers", "length", "chunked", "keep_alive", "passing")
 
     status: int
     minor: int
@@ -67,6 +72,7 @@ class ResponseHead:
     length: Optional[int]     # None: chunked, or until the connection closes
     chunked: bool
     keep_alive: bool
+    passing: Optional[bytes]  # for the relay: the lines that pass on, worked out once
 
 
 def head_end(data: bytes, start: int = 0) -> int:
@@ -89,7 +95,9 @@ def parse_request(head: bytes) -> RequestHead:
         raise _bad_request_line(head)
     request = RequestHead()
     request.method, request.target, minor = line.groups()
+    request.path = request.target.partition(b"?")[0]
     request.minor = 1 if minor == b"1" else 0
+    request.forwarded = request.memo = None
     request.headers = headers = _joined(_fields(head, line.end()))
     host = headers.get(b"host")
     if host is None:
@@ -118,6 +126,7 @@ def parse_response(head: bytes, to_head: bool = False) -> ResponseHead:
     if line is None:
         raise MalformedHttp("not a status line of HTTP/1", 502)
     response = ResponseHead()
+    response.passing = None
     response.minor = 1 if line.group(1) == b"1" else 0
     response.status = int(line.group(2))
     response.fields = _fields(head, line.end())
@@ -135,6 +144,69 @@ def parse_response(head: bytes, to_head: bool = False) -> ResponseHead:
     else:
         response.length, response.keep_alive = None, False
     return response
+
+
+class RequestReader:
+    """``parse_request`` for one connection. Clients repeat their head but for the length of the body:
+
+    such a head is known to be good by comparing bytes, and the same value comes back with the new length.
+    """
+
+    __slots__ = ("_before", "_after", "_last")
+
+    def __init__(self) -> None:
+        self._before, self._after = b"", b""      # what stands around the digits of Content-Length
+        self._last: Optional[RequestHead] = None
+
+    def read(self, head: bytes) -> RequestHead:
+        last = self._last
+        if last is not None and head.startswith(self._before) and head.endswith(self._after):
+            digits = head[len(self._before):len(head) - len(self._after)]
+            if digits.isdigit() and len(digits) <= 15:
+                last.length = int(digits)
+                return last
+        last = parse_request(head)
+        around = _around_length(head, last.headers)
+        if around is None:
+            self._last = None
+        else:
+            self._last = last
+            self._before, self._after = around
+        return last
+
+
+class ResponseReader:
+    """``parse_response`` for one connection, in the same way."""
+
+    __slots__ = ("_before", "_after", "_last")
+
+    def __init__(self) -> None:
+        self._before, self._after = b"", b""
+        self._last: Optional[ResponseHead] = None
+
+    def read(self, head: bytes) -> ResponseHead:
+        last = self._last
+        if last is not None and head.startswith(self._before) and head.endswith(self._after):
+            digits = head[len(self._before):len(head) - len(self._after)]
+            if digits.isdigit() and len(digits) <= 15:
+                last.length = int(digits)
+                return last
+        last = parse_response(head)
+        around = _around_length(head, last.headers) if last.length else None
+        if around is None:
+            self._last = None
+        else:
+            self._last = last
+            self._before, self._after = around
+        return last
+
+
+def _around_length(head: bytes, headers: Dict[bytes, bytes]) -> Optional[Tuple[bytes, bytes]]:
+    """Return what stands before and after the digits of the one Content-Length, None without it."""
+    if b"content-length" not in headers:
+        return None
+    match = _LENGTH_LINE.search(head)
+    return (head[:match.start(1)], head[match.end(1):]) if match is not None else None
 
 
 def _fields(head: bytes, start: int) -> List[Tuple[bytes, bytes]]:

@@ -3,9 +3,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from llmgw.domain.errors import ParseError
 
@@ -27,8 +26,7 @@ class BadBody(ParseError):
         self.code = code
 
 
-@dataclass
-class CompletionRequest:
+class CompletionRequest(NamedTuple):
     """``prefix`` is the beginning of the prompt, for affinity; empty when there is none."""
 
     model: str
@@ -70,7 +68,7 @@ def _parsed(text: str, body: bytes) -> Any:
         return dict(pairs)
 
     try:
-        data = json.loads(text, object_pairs_hook=remember if careful else None)
+        data = json.loads(text, object_pairs_hook=remember) if careful else json.loads(text)
     except RecursionError:
         raise BadBody("the body is nested too deeply") from None
     except ValueError as error:

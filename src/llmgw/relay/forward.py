@@ -4,7 +4,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from typing import Dict, List
+from typing import Dict, Optional
+
+from llmgw.parse.http1 import RequestHead
 
 # Everything else a client sent stays here: cookies, other keys, hop-by-hop fields, Expect.
 _FORWARDED = ((b"content-type", b"Content-Type: "), (b"accept", b"Accept: "), (b"user-agent", b"User-Agent: "),
@@ -30,15 +32,17 @@ def target_lines(host: str, port: int, key: str) -> bytes:
             f"Authorization: Bearer {key}\r\n").encode("latin-1")
 
 
-def request_bytes(method: bytes, path: bytes, target: bytes, headers: Dict[bytes, bytes], identity: bytes,
+def request_bytes(method: bytes, path: bytes, target: bytes, head: Optional[RequestHead], identity: bytes,
                   body: bytes) -> bytes:
     """Return the request as it goes to an engine; ``target`` are the lines of ``target_lines``."""
-    parts: List[bytes] = [method, b" ", path, b" HTTP/1.1\r\n", target]
-    for name, shown in _FORWARDED:
-        value = headers.get(name)
-        if value is not None:
-            parts += (shown, value, b"\r\n")
-    if identity:
-        parts += (b"X-Request-Id: ", identity, b"\r\n")
-    parts += (b"Content-Length: %d\r\n\r\n" % len(body), body)
-    return b"".join(parts)
+    if head is None:
+        return b"%b %b HTTP/1.1\r\n%bContent-Length: 0\r\n\r\n" % (method, path, target)
+    forwarded = head.forwarded
+    if forwarded is None:
+        forwarded = head.forwarded = _forwarded(head.headers)
+    return b"%b %b HTTP/1.1\r\n%b%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+        method, path, target, forwarded, identity, len(body), body)
+
+
+def _forwarded(headers: Dict[bytes, bytes]) -> bytes:
+    return b"".join(b"%b%b\r\n" % (shown, headers[name]) for name, shown in _FORWARDED if name in headers)

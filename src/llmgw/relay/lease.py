@@ -46,29 +46,27 @@ class Owner:
 class Lease:
     """Counts in ``target.in_flight`` from start to ``release``, which may be called any number of times."""
 
-    __slots__ = ("owner", "target", "request", "connection", "scanner", "head", "alive", "quiet_since",
-                 "limit_seconds", "last", "relayed", "_released", "_wire", "_opening", "_kept",
-                 "_collected", "_size", "_limit")
+    # Defaults stand in the class: setting a dozen attributes per request would be felt.
+    connection: Optional[UpstreamConnection] = None
+    scanner: Optional[SseScanner] = None
+    head: Optional[ResponseHead] = None
+    alive = True                      # bytes came since the last sweep
+    quiet_since = 0.0
+    relayed = False                   # the response is passed on to the client
+    last = b""                        # its last piece, once it is whole
+    _released = False
+    _wire = b""
+    _opening: Optional[asyncio.Task[None]] = None
+    _kept = False                     # runs on a connection of the pool
+    _collected: Any = None
+    _size = 0
+    _limit = 0
 
     def __init__(self, owner: Owner, target: Target, request: Optional[Request], limit_seconds: float) -> None:
         self.owner = owner
         self.target = target
         self.request = request
-        self.connection: Optional[UpstreamConnection] = None
-        self.scanner: Optional[SseScanner] = None
-        self.head: Optional[ResponseHead] = None
-        self.alive = True                      # bytes came since the last sweep
-        self.quiet_since = 0.0
         self.limit_seconds = limit_seconds     # of silence; the owner shortens it when the head is there
-        self._released = False
-        self._wire = b""
-        self._opening: Optional[asyncio.Task[None]] = None
-        self._kept = False                     # runs on a connection of the pool
-        self.relayed = False                   # the response is passed on to the client
-        self.last = b""                        # its last piece, once it is whole
-        self._collected: Any = None
-        self._size = 0
-        self._limit = 0
 
     def start(self, wire: bytes) -> None:
         """Send the request, whose bytes are ``wire``."""

@@ -85,16 +85,23 @@ def reply_bytes(reply: Reply, stamp: bytes, *, close: bool, without_body: bool =
 def relayed_head(head: ResponseHead, stamp: bytes, *, chunked: bool, close: bool, secret: bytes = b"",
                  more: bytes = b"") -> bytes:
     """Return the head for the client of an upstream's response: hop-by-hop and unknown fields are gone."""
-    parts: List[bytes] = [b"HTTP/1.1 %d %b\r\n" % (head.status, _PHRASES.get(head.status, b"Unknown")), stamp]
+    passing = head.passing
+    if passing is None:
+        passing = head.passing = _passing(head, secret)
+    if chunked:
+        framing = b"Transfer-Encoding: chunked\r\n"
+    elif head.length is not None and head.status != 204:
+        framing = b"Content-Length: %d\r\n" % head.length
+    else:
+        framing = b""
+    return b"%b%b%b%b%b" % (passing, framing, more, stamp, b"Connection: close\r\n\r\n" if close else b"\r\n")
+
+
+def _passing(head: ResponseHead, secret: bytes) -> bytes:
+    parts = [b"HTTP/1.1 %d %b\r\n" % (head.status, _PHRASES.get(head.status, b"Unknown"))]
     for name, value in head.fields:
         lower = name.lower()
         if (lower in _PASSING or (lower.startswith(_PASSING_PREFIXES) and lower not in _STOPPED)) and not (
                 secret and secret in value):
             parts.append(b"%b: %b\r\n" % (name, value.strip()))
-    if chunked:
-        parts.append(b"Transfer-Encoding: chunked\r\n")
-    elif head.length is not None and head.status != 204:
-        parts.append(b"Content-Length: %d\r\n" % head.length)
-    parts.append(more)
-    parts.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
     return b"".join(parts)

@@ -11,7 +11,7 @@ import time
 from typing import Any, List, Optional, Set
 
 from llmgw.parse.http1 import (LAST_CHUNK, MAX_HEAD_BYTES, ChunkDecoder, MalformedHttp, RequestHead,
-                               chunk, head_end, parse_request)
+                               RequestReader, chunk, head_end)
 from llmgw.relay.reply import Fields, Reply, Stamp, error_reply, reply_bytes
 
 log = logging.getLogger(__name__)
@@ -46,22 +46,20 @@ class Application:
 class Request:
     """One request, from its head to the end of its answer. ``owner`` is told when the client goes."""
 
-    __slots__ = ("connection", "head", "path", "body", "started", "id", "owner", "chunked", "close",
-                 "answered", "answered_at", "_held")
+    # Defaults stand in the class: setting a dozen attributes per request would be felt.
+    body = b""
+    id = b""
+    owner: Any = None
+    chunked = False
+    answered = False                  # a byte of the answer was sent
+    answered_at = 0.0
+    _held = b""
 
     def __init__(self, connection: "ServerConnection", head: RequestHead, started: float) -> None:
         self.connection = connection
         self.head = head
-        self.path = head.target.partition(b"?")[0]
-        self.body = b""
         self.started = started
-        self.id = b""
-        self.owner: Any = None
-        self.chunked = False
         self.close = not head.keep_alive or connection.listener.draining
-        self.answered = False         # a byte of the answer was sent
-        self.answered_at = 0.0
-        self._held = b""
 
     def reply(self, reply: Reply) -> None:
         """Give the whole answer and end the request."""
@@ -102,8 +100,8 @@ class Request:
 class ServerConnection(asyncio.Protocol):
     """One client's connection."""
 
-    __slots__ = ("listener", "transport", "request", "deadline", "_application", "_state", "_buffer", "_scanned",
-                 "_pieces", "_left", "_decoder", "_paused", "stalled")
+    __slots__ = ("listener", "transport", "request", "deadline", "_application", "_reader", "_state", "_buffer",
+                 "_scanned", "_pieces", "_left", "_decoder", "_paused", "stalled")
 
     transport: asyncio.Transport
 
@@ -112,6 +110,7 @@ class ServerConnection(asyncio.Protocol):
         self.request: Optional[Request] = None
         self.deadline = 0.0
         self._application = listener.application
+        self._reader = RequestReader()
         self._state = _WAITING
         self._buffer = b""
         self._scanned = 0
@@ -169,7 +168,7 @@ class ServerConnection(asyncio.Protocol):
                     self.deadline = now + HEAD_SECONDS
                 self._buffer, self._scanned = data, max(0, len(data) - 3)
                 return
-            head = parse_request(data[:end + 2])
+            head = self._reader.read(data[:end + 2])
         except MalformedHttp as error:
             self._refuse(error_reply(error.status, error.message, "bad_request"))
             return

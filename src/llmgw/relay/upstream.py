@@ -5,8 +5,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, List, Optional
 
-from llmgw.parse.http1 import (PLAIN_CHUNK, ChunkDecoder, MalformedHttp, ResponseHead, head_end,
-                               parse_response)
+from llmgw.parse.http1 import (PLAIN_CHUNK, ChunkDecoder, MalformedHttp, ResponseHead, ResponseReader,
+                               head_end)
 from llmgw.relay.server import HIGH_WATER_BYTES, READ_BYTES
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to a Target; carries one request at a time, for the ``lease`` that holds it."""
 
     __slots__ = ("target", "transport", "lease", "idle_since", "_state", "_buffer", "_decoder", "_left",
-                 "_keep_alive", "_interim")
+                 "_keep_alive", "_interim", "_reader")
 
     transport: asyncio.Transport
 
@@ -84,6 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._keep_alive = False
         self._interim = 0
+        self._reader = ResponseReader()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -138,7 +139,7 @@ class UpstreamConnection(asyncio.Protocol):
                 if end < 0:
                     self._buffer = data
                     return
-                head = parse_response(data[:end + 2])
+                head = self._reader.read(data[:end + 2])
                 data = data[end + 4:]
                 if head.status >= 200:
                     break

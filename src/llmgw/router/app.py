@@ -6,6 +6,7 @@ import time
 from typing import Dict, List, Optional, Sequence
 from urllib.parse import unquote_to_bytes
 
+from llmgw.decide.breaker import State
 from llmgw.domain.model import Task
 from llmgw.domain.route import Gauges, RoutedKey, RouterReport, RouteTable
 from llmgw.relay.forward import request_id
@@ -41,6 +42,7 @@ class Router(Application):
         self.first_byte_seconds = first_byte_seconds
         self.active = 0
         self.retrying = 0
+        self.troubled = False             # some replica may be busy, or its breaker not closed
         self._turn = 0
 
     def swap(self, routed: RouteTable) -> None:
@@ -52,12 +54,17 @@ class Router(Application):
     def check(self, request: Request) -> Optional[Reply]:
         head = request.head
         request.id = request_id(head.headers)
-        endpoint = ENDPOINTS.get(request.path)
+        endpoint = ENDPOINTS.get(head.path)
         if endpoint is None or head.method != b"POST":
             return self._counted(self._other(request))
-        key = self._key(head.headers.get(b"authorization"))
-        if not isinstance(key, RoutedKey):
-            return self._counted(key)
+        memo = head.memo                          # the same head, under the same table: the same key
+        if memo is not None and memo[0] is self.table:
+            key = memo[1]
+        else:
+            key = self._key(head.headers.get(b"authorization"))
+            if not isinstance(key, RoutedKey):
+                return self._counted(key)
+            head.memo = (self.table, key)
         listener = self.listener
         if head.length > MAX_BODY_BYTES:
             return self._counted(too_large())
@@ -92,13 +99,13 @@ class Router(Application):
 
     def _other(self, request: Request) -> Reply:
         """Answer what is not the work of a model."""
-        path, method = request.path, request.head.method
+        path, method = request.head.path, request.head.method
         if method == b"OPTIONS":
             return Reply(204, fields=((b"Allow", self._allowed(path)),))
         if path in ENDPOINTS or path in (b"/healthz", b"/ready", b"/metrics", MODELS) or path.startswith(
                 MODELS + b"/"):
             if method not in (b"GET", b"HEAD") or path in ENDPOINTS:
-                return error_reply(405, f"{request.path.decode('ascii')[:100]} does not take this method",
+                return error_reply(405, f"{request.head.path.decode('ascii')[:100]} does not take this method",
                                    "method_not_allowed", fields=((b"Allow", self._allowed(path)),))
         if path == b"/healthz":
             return json_reply({"status": "ok"})
@@ -139,11 +146,11 @@ class Router(Application):
         if not isinstance(key, RoutedKey):
             return key
         assert self.table is not None
-        if request.path == MODELS:
+        if request.head.path == MODELS:
             return json_reply({"object": "list", "data": [
                 page.model_object(name, model) for model in self.table.listed
                 for name in (model.routed.name, *model.routed.aliases) if may_use(key, model)]})
-        name = unquote_to_bytes(request.path[len(MODELS) + 1:]).decode("utf-8", "replace")
+        name = unquote_to_bytes(request.head.path[len(MODELS) + 1:]).decode("utf-8", "replace")
         model = self.table.models.get(name)
         if model is None or not may_use(key, model):
             return answers.model_not_found(name)
@@ -156,8 +163,10 @@ class Router(Application):
 
         Of those left out, all are back when there would be none else.
         """
-        now = time.monotonic()
         ready = model.ready
+        if not self.troubled and not tried:
+            return ready
+        now = time.monotonic()
         good = [item for item in ready if item.busy_until <= now and item not in tried and item.breaker.allows(now)]
         if good or not ready:
             return good
@@ -181,6 +190,8 @@ class Router(Application):
         """Close idle connections, and forget gauges that are too old."""
         if self.table is None:
             return
+        self.troubled = any(replica.busy_until > now or replica.breaker.state is not State.CLOSED
+                            for replica in self.table.replicas)
         for replica in self.table.replicas:
             replica.sweep(now)
             if replica.gauges is not None and now - replica.scraped_at > GAUGES_STALE_SECONDS:

@@ -46,25 +46,23 @@ class Endpoint:
 class Flow(Owner):
     """Owns the leases of one request, one after the other."""
 
-    __slots__ = ("router", "request", "endpoint", "key", "model", "lease", "tried", "body", "affinity", "sticky",
-                 "retrying", "status", "stats", "refused", "over")
+    model: Optional[Model] = None
+    stats: Optional[ModelStats] = None
+    lease: Optional[Lease] = None
+    body = b""
+    affinity = 0
+    sticky = False
+    retrying = False
+    refused = 0                       # tries that no engine has seen
+    status = 0
+    over = False
 
     def __init__(self, router: "Router", request: Request, endpoint: Endpoint, key: RoutedKey) -> None:
         self.router = router
         self.request = request
         self.endpoint = endpoint
         self.key = key
-        self.model: Optional[Model] = None
-        self.lease: Optional[Lease] = None
         self.tried: List[Replica] = []
-        self.body = b""
-        self.affinity = 0
-        self.sticky = False
-        self.retrying = False
-        self.refused = 0                  # tries that no engine has seen
-        self.status = 0
-        self.stats: Optional[ModelStats] = None
-        self.over = False
         router.active += 1
 
     def start(self) -> None:
@@ -115,8 +113,7 @@ class Flow(Owner):
         if len(self.tried) == 1:
             self.stats.overhead.observe(time.monotonic() - request.started)  # type: ignore[union-attr]
         lease = self.lease = Lease(self, replica, request, self.router.first_byte_seconds)
-        lease.start(request_bytes(b"POST", self.endpoint.path, replica.lines, request.head.headers, request.id,
-                                  self.body))
+        lease.start(request_bytes(b"POST", self.endpoint.path, replica.lines, request.head, request.id, self.body))
 
     # What the lease tells.
 
@@ -177,10 +174,12 @@ class Flow(Owner):
             replica.answered_at = now
             self._count_tokens(lease)
         elif outcome is Outcome.WHOLE and status in _COUNTED_FAILURES or outcome is Outcome.TRUNCATED:
+            self.router.troubled = True
             replica.breaker.failed(now, self.affinity if self.sticky else 0)
         elif outcome in (Outcome.WHOLE, Outcome.GIVEN_UP):
             replica.breaker.neutral()
         else:
+            self.router.troubled = True
             replica.breaker.failed(now)
             replica.busy_until = max(replica.busy_until, now + AVOID_SECONDS)
         if outcome is Outcome.TRUNCATED:
@@ -227,6 +226,7 @@ class Flow(Owner):
         given = head.headers.get(b"retry-after", b"")
         seconds = float(given) if given.isdigit() and len(given) < 6 else 1.0
         replica.busy_until = time.monotonic() + min(seconds, MAX_BUSY_SECONDS)
+        self.router.troubled = True
 
     # How it ends.
 
@@ -251,7 +251,8 @@ class Flow(Owner):
         stats.codes[code] = stats.codes.get(code, 0) + 1
         started = self.request.started
         stats.seconds.observe(now - started)
-        stats.ttft.observe((self.request.answered_at or now) - started)
+        if self.lease is not None and self.lease.scanner is not None and self.request.answered_at:
+            stats.ttft.observe(self.request.answered_at - started)
 
     def client_gone(self) -> None:
         if not self.over:

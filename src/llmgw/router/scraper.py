@@ -43,7 +43,7 @@ class Reading(Owner):
             self._due_at = now + self._pause()
             self._lease = Lease(self, self._replica, None, TIMEOUT_SECONDS)
             self._lease.start(request_bytes(b"GET", self._replica.engine.metrics_path.encode("ascii"),
-                                            self._replica.lines, {}, b"", b""))
+                                            self._replica.lines, None, b"", b""))
 
     def stop(self) -> None:
         lease, self._lease = self._lease, None

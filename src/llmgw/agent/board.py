@@ -4,15 +4,16 @@ from __future__ import annotations
 import dataclasses
 import threading
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from llmgw.domain.engine import EngineObserved
 from llmgw.domain.heartbeat import NodeDesired, NodeObserved
 from llmgw.domain.model import WeightsObserved
 from llmgw.domain.node import NodeFacts, NodeIdentity
-from llmgw.domain.replica import ShardObserved
+from llmgw.domain.replica import ShardObserved, ShardState
 
 Key = Tuple[str, str]             # (engine, version), or (weights, fingerprint)
+Door = Tuple[str, int]            # (shard, incarnation)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Board:
         self._usable: Dict[Key, Usable] = {}
         self._weights: Dict[Key, WeightsObserved] = {}
         self._shards: Dict[str, ShardObserved] = {}
+        self._open: FrozenSet[Door] = frozenset()
         self._notes: Dict[str, str] = {}
         self._listeners: List[Callable[[], None]] = []
 
@@ -87,6 +89,13 @@ class Board:
         with self._lock:
             same = self._identity.gate_port == port
             self._identity = dataclasses.replace(self._identity, gate_port=port)
+        if not same:
+            self.changed.set()
+
+    def put_open(self, doors: FrozenSet[Door]) -> None:
+        """Record which shards the gate lets requests through to, as it said itself."""
+        with self._lock:
+            same, self._open = self._open == doors, doors
         if not same:
             self.changed.set()
 
@@ -163,8 +172,15 @@ class Board:
                 epoch=desired.epoch if desired else 0, generation=desired.generation if desired else 0,
                 engines=tuple(self._engines[key] for key in sorted(self._engines)),
                 weights=tuple(self._weights[key] for key in sorted(self._weights)),
-                shards=tuple(self._shards[key] for key in sorted(self._shards)),
+                shards=tuple(self._reachable(self._shards[key]) for key in sorted(self._shards)),
                 clock=clock, stopping=stopping)
+
+    def _reachable(self, shard: ShardObserved) -> ShardObserved:
+        """A ready shard is reported so once the gate knows it: a router that comes sooner would be refused."""
+        if shard.state is not ShardState.READY or (shard.id, shard.incarnation) in self._open:
+            return shard
+        return dataclasses.replace(shard, state=ShardState.STARTING, reason="GateNotOpen",
+                                   message="the engine is ready, the gate does not let requests through yet")
 
     def _wake(self) -> None:
         self.changed.set()

@@ -6,9 +6,9 @@ import json
 import logging
 import threading
 import time
-from typing import Optional
+from typing import Any, Dict, FrozenSet, Optional
 
-from llmgw.agent.board import Board
+from llmgw.agent.board import Board, Door
 from llmgw.agent.layout import Layout
 from llmgw.api import wire
 from llmgw.domain.command import Command
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 MARKER = "LLMGW_GATE"             # =the agent's data folder
 EVERY_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0           # unanswered so long: it hangs, and is started again
+READ_SECONDS = 3.0                # within which a gate starts, or reads a new table
 TRIES = 20                        # ports after the configured one
 STOP_GRACE_SECONDS = 5.0
 _OPEN = (ShardState.READY, ShardState.UNREADY)     # running, and proven once
@@ -41,6 +42,7 @@ class GateKeeper:
         self._identity: Optional[spawn.Identity] = None
         self._written = b""
         self._answered_at = time.monotonic()
+        self._pause = threading.Event()
         self.poke = threading.Event()
 
     def recall(self) -> None:
@@ -56,23 +58,25 @@ class GateKeeper:
             self._port = table.port
             self._written = data or b""
             self._board.put_gate_port(self._port)
+            self._board.put_open(self._doors(table))
             log.info("gate adopted pid=%d port=%d", self._identity.pid, self._port)
 
     def turn(self) -> Optional[float]:
         """Write the table when it changed; start the gate when it is gone or hangs."""
-        runs = self._identity is not None and spawn.alive(self._identity)
+        runs = self._runs()
         if not runs and self._identity is not None:
             log.warning("gate ended, starting it again")
             spawn.forget(self._identity.pid)
         if not runs:
             spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
             self._port = self._free_port()
-        self._write_table()
+        table = self._write_table()
         if not runs:
             self._start()
-        elif self._answers():
+        if self._has_read(table):
             self._answered_at = time.monotonic()
             self._board.put_gate_port(self._port)
+            self._board.put_open(self._doors(table))
         elif time.monotonic() - self._answered_at >= PATIENCE_SECONDS:
             log.warning("gate does not answer, ending it")
             spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
@@ -82,11 +86,20 @@ class GateKeeper:
         """End the gate with what belongs to it."""
         spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
 
-    def _write_table(self) -> None:
-        data = wire.dumps(wire.GATE_TABLE, self._table())
+    def _write_table(self) -> GateTable:
+        table = self._table()
+        data = wire.dumps(wire.GATE_TABLE, table)
         if data != self._written:
             files.write_atomic(self._layout.gate_table, data)
             self._written = data
+        return table
+
+    def _doors(self, table: GateTable) -> FrozenSet[Door]:
+        """Return the shards here that the entries of a table lead to."""
+        desired = self._board.desired
+        names = {shard.replica: shard.id for shard in desired.node.shards} if desired else {}
+        return frozenset((names[entry.replica], entry.incarnation) for entry in table.entries
+                         if entry.replica in names)
 
     def _table(self) -> GateTable:
         desired = self._board.desired
@@ -108,14 +121,31 @@ class GateKeeper:
         self._answered_at = time.monotonic()
         log.info("gate started pid=%d port=%d", self._identity.pid, self._port)
 
-    def _answers(self) -> bool:
+    def _has_read(self, table: GateTable) -> bool:
+        """Wait a little for the gate to say that it acts on this very table."""
+        sha256 = hashlib.sha256(wire.dumps(wire.GATE_TABLE, table)).hexdigest()
+        deadline = time.monotonic() + READ_SECONDS
+        while True:
+            said = self._asked()
+            if said.get("table_sha256") == sha256:
+                return True
+            if time.monotonic() >= deadline or not said and not self._runs():
+                return False
+            self._pause.wait(0.05)
+
+    def _runs(self) -> bool:
+        return self._identity is not None and spawn.alive(self._identity)
+
+    def _asked(self) -> Dict[str, Any]:
+        """Return what our gate says of itself; empty when it says nothing, or somebody else answers."""
         assert self._identity is not None
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
         try:
             answer = HttpClient(f"http://{host}:{self._port}", timeout=2.0).request("GET", "/healthz")
-            return answer.status == 200 and json.loads(answer.body).get("pid") == self._identity.pid
-        except (LlmgwError, ValueError, AttributeError):
-            return False
+            said = json.loads(answer.body) if answer.status == 200 else {}
+            return said if isinstance(said, dict) and said.get("pid") == self._identity.pid else {}
+        except (LlmgwError, ValueError):
+            return {}
 
     def _free_port(self) -> int:
         """Return the configured port, or the next free one, said loudly, when somebody else has it."""

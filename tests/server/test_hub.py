@@ -4,6 +4,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -188,3 +191,33 @@ def test_two_sources_of_one_file_share_it(source, fake):
     first, second = pull(source, "hf:o/one", "a")[0], pull(source, "hf:o/two", "b")[0]
     assert first.fingerprint == second.fingerprint and (first.name, second.name) == ("a", "b")
     assert fake.downloads("one.gguf") == 1
+
+
+PULL = """
+import sys, time
+from llmgw.server.hub import Hub
+found = Hub(sys.argv[1], sys.argv[2])
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline:
+    found.want("hf:o/st", "m")
+    weights, sentence = found.status("hf:o/st")
+    if weights is not None:
+        print(weights.fingerprint)
+        sys.exit(0)
+    time.sleep(0.01)
+sys.exit(sentence)
+"""
+
+
+@pytest.mark.parametrize("place", [f"write-atomic-before-rename:kill@{count}" for count in (1, 2, 3, 4)]
+                         + ["fetch-before-rename:kill", "fetch-after-rename:kill"])
+def test_a_kill_at_any_step_leaves_what_the_next_process_completes(fake, tmp_path, place):
+    def pull_in_a_process(**environment):
+        return subprocess.run([sys.executable, "-c", PULL, str(tmp_path), fake.url], env={**os.environ, **environment},
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert pull_in_a_process(LLMGW_FAILPOINT=place).returncode == -signal.SIGKILL
+    done = pull_in_a_process()
+    assert done.returncode == 0, done.stderr
+    for name in os.listdir(tmp_path / "blobs" / "sha256"):
+        if not name.startswith("."):              # a scratch file of the killed process
+            assert hashlib.sha256((tmp_path / "blobs" / "sha256" / name).read_bytes()).hexdigest() == name

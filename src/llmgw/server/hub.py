@@ -49,7 +49,8 @@ class Hub:
     def __init__(self, data_dir: str, endpoint: str = "", token_file: str = "") -> None:
         self._data_dir = data_dir
         self._endpoint = (endpoint or os.environ.get("LLMGW_HF_ENDPOINT", "") or ENDPOINT).rstrip("/")
-        self._internet = Internet(self._endpoint, token_file=token_file)
+        self._internet = Internet(
+            self._endpoint, token_file=token_file or os.environ.get("LLMGW_HF_TOKEN_FILE", ""))
         self._lock = threading.Lock()
         self._pulls: Dict[str, _Pull] = {}
         self._slots = threading.Semaphore(AT_ONCE)
@@ -78,6 +79,12 @@ class Hub:
             if pull.weights is None:
                 return None, pull.sentence
             return replace(pull.weights, name=pull.name), ""
+
+    def look(self, source: str) -> Tuple[str, Tuple[HubFile, ...]]:
+        """Ask now, and return the commit and the files that ``source`` means; nothing is fetched or kept."""
+        hub_source = weights_source.hub(source)
+        commit = self._ask_commit(source, hub_source)
+        return commit, hugging_face.choose(self._files(hub_source, commit), hub_source)[0]
 
     def activity(self) -> Tuple[str, ...]:
         """Return one sentence for each pull under way."""
@@ -133,16 +140,19 @@ class Hub:
 
     def _commit(self, source: str, hub_source: HubSource, pull: _Pull) -> str:
         self._say(pull, f"asking for {source}")
+        commit = self._ask_commit(source, hub_source)
+        pull.pinned["commit"] = commit
+        self._remember(source, {"commit": commit, "weights": None})
+        return commit
+
+    def _ask_commit(self, source: str, hub_source: HubSource) -> str:
         url = f"{self._api(hub_source)}/revision/{quote(hub_source.revision, safe='')}"
         try:
             answer = self._internet.get(url)
         except (NotFound, Unauthorized) as error:
             raise NotFound(f"{source} does not exist, or may not be read without a token",
-                           hint="check how it is spelled; gated and private models need a token") from error
-        commit = hugging_face.commit(answer.body, hub_source.repo)
-        pull.pinned["commit"] = commit
-        self._remember(source, {"commit": commit, "weights": None})
-        return commit
+                           hint="check how it is spelled; gated and private models need LLMGW_HF_TOKEN_FILE") from error
+        return hugging_face.commit(answer.body, hub_source.repo)
 
     def _files(self, hub_source: HubSource, commit: str) -> List[HubFile]:
         found: List[HubFile] = []

@@ -36,7 +36,8 @@ class Releases:
     def __init__(self, data_dir: str, api_url: str = "", token_file: str = "") -> None:
         self._data_dir = data_dir
         self._api = (api_url or os.environ.get("LLMGW_GITHUB_API", "") or API).rstrip("/")
-        self._internet = Internet(self._api, token_file=token_file)
+        self._internet = Internet(
+            self._api, token_file=token_file or os.environ.get("LLMGW_GITHUB_TOKEN_FILE", ""))
         self._lock = threading.Lock()
         self._known: Dict[Key, Release] = {}
         self._asking: Dict[Key, threading.Event] = {}

@@ -198,7 +198,7 @@ def check(status: int, headers: Mapping[str, str], url: str) -> None:
                           hint="a token raises the limit: see docs/configuration.md")
     if status in (401, 403):
         raise Unauthorized(f"{place}: access refused (HTTP {status})",
-                           hint="it needs a token, or a token that may read this")
+                           hint="it needs a token, or one that may read this: see docs/configuration.md")
     if status in (404, 410):
         raise NotFound(f"{url[:300]}: not found (HTTP {status})", hint="check how it is spelled")
     if status == 407:

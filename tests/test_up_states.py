@@ -46,7 +46,7 @@ def test_weights_and_replicas_are_followed_to_the_end():
     assert told.news([node(weights=[fetching])], [MODEL], []) == [
         "gemma: fetching weights, 50 %", "gemma: alpha: llama.cpp b10991: checking"]
     starting = ReplicaView("gemma-1", "gemma", "llama.cpp", "b10991", "run", "starting", "", "loading the model", 1.0)
-    assert told.news([node()], [MODEL], [starting]) == ["gemma: starting: loading the model"]
+    assert told.news([node()], [MODEL], [starting]) == ["gemma: loading the model"]
     ready = ReplicaView("gemma-1", "gemma", "llama.cpp", "b10991", "run", "ready", "", "answers", 1.0)
     assert told.news([node()], [MODEL], [ready]) == ["gemma: ready"]
 

@@ -42,14 +42,15 @@ def _sentences(nodes: Sequence[NodeView], models: Sequence[ModelView],
         for weights in node.weights:
             yield (f"weights {weights.name}",) + _weights(weights)
     placed = {replica.model for replica in replicas}
+    messages = [engine.message for node in nodes for engine in node.engines if engine.message]
     for model in models:
         if model.name not in placed and model.ready < model.wanted:
-            yield f"model {model.name}", "; ".join(_about(model.name, why) for why in model.why_not), None
+            whys = [why for why in model.why_not if not any(message in why for message in messages)]
+            yield f"model {model.name}", "; ".join(_about(model.name, why) for why in whys), None
     for replica in replicas:
-        said = f"{replica.model}: {replica.state}"
-        if replica.message and replica.state != "ready":
-            said += f": {replica.message}"
-        yield f"replica {replica.id}", said, None
+        if replica.state != "fetching":      # the weights were told of, in numbers
+            said = replica.state if replica.state == "ready" else replica.message or replica.state
+            yield f"replica {replica.id}", f"{replica.model}: {said}", None
 
 
 def _about(name: str, why: str) -> str:

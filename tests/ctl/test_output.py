@@ -122,12 +122,20 @@ def test_output_survives_a_terminal_that_speaks_only_ascii(monkeypatch):
 
 def test_progress_prints_one_line_per_tenth_where_nobody_looks():
     stream = io.StringIO()
-    progress = Progress("sending x", 1000, stream)
+    progress = Progress("sending x", 1000, stream, quiet_seconds=0)
     for _ in range(1000):
         progress(1)
     progress.done()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 10 and lines[0] == "sending x: 10 % of 1.0 kB" and lines[-1].startswith("sending x: 100 %")
+
+
+def test_progress_of_something_quick_is_two_lines():
+    stream = io.StringIO()
+    progress = Progress("sending x", 1000, stream, quiet_seconds=60)
+    for _ in range(1000):
+        progress(1)
+    assert stream.getvalue() == "sending x: 10 % of 1.0 kB\nsending x: 100 % of 1.0 kB\n"
 
 
 def test_progress_draws_a_bar_that_fits_the_terminal(monkeypatch):

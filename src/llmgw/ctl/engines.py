@@ -36,6 +36,8 @@ def _rows(engine: EngineView) -> List[output.Row]:
     if not engine.nodes:
         return [output.Row((engine.name, engine.version, "", "", "", ""), problem)]
     rows = [_row(engine, node, seen) for node, seen in engine.nodes]
+    if any(sentence in note for row in rows for note in row.notes for sentence in problem):
+        return rows
     return rows[:-1] + [output.Row(rows[-1].cells, rows[-1].notes + problem)]
 
 

@@ -61,8 +61,7 @@ def _rows(mirror: MirrorView) -> List[output.Row]:
 def _import(options: argparse.Namespace) -> int:
     from llmgw.ctl.importing import import_model
     made = import_model(connect(options), options.files, options.name)
-    output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror; "
-               f"write weights: mirror:{made.name} in server.yaml")
+    output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
     return 0
 
 

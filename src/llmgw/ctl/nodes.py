@@ -27,7 +27,7 @@ def action(options: argparse.Namespace) -> int:
         nodes = [wire.NODE_VIEW.decode(item, "node") for item in data["items"]]
         output.write_table(TITLES, [_row(node) for node in nodes],
                            empty="no node has called yet: start one with llmgw.pyz agent --server URL")
-        if data.get("suspicion"):
+        if data.get("suspicion") and any(node.state != "ready" for node in nodes):
             output.say(data["suspicion"])
 
     return watch.show(options, once)

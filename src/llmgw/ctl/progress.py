@@ -11,7 +11,9 @@ from llmgw.ctl.output import clean, cut, size, width_of
 class Progress:
     """Counts bytes of one task up to a known total; ``done`` ends the line."""
 
-    def __init__(self, what: str, total_bytes: int, stream: Optional[TextIO] = None) -> None:
+    def __init__(self, what: str, total_bytes: int, stream: Optional[TextIO] = None, *,
+                 quiet_seconds: float = 1.0) -> None:
+        self._quiet_seconds = quiet_seconds
         self._what, self._total = clean(what), total_bytes
         self._stream = sys.stderr if stream is None else stream
         self._bar = self._stream.isatty()
@@ -31,7 +33,10 @@ class Progress:
                 self._drawn = now
                 self._draw()
         elif self._percent() // 10 > self._said:
-            self._said = self._percent() // 10
+            now = time.monotonic()
+            if self._said and self._percent() < 100 and now - self._drawn < self._quiet_seconds:
+                return                       # so fast that nobody waits for it
+            self._said, self._drawn = self._percent() // 10, now
             self._print(f"{self._what}: {self._said * 10} % of {size(self._total)}\n")
 
     def done(self) -> None:

@@ -53,7 +53,7 @@ def _row(replica: ReplicaView) -> output.Row:
 def _explain(replica: ReplicaView) -> List[str]:
     said = [f"{replica.id}: {replica.state}", f"model:    {replica.model}",
             f"engine:   {replica.engine} {replica.engine_version}",
-            f"wanted:   {replica.wish}{_because(replica.reason)}",
+            f"wanted:   {replica.wish}{_because(replica.reason if replica.wish != 'run' else '')}",
             f"made:     {output.moment(replica.created_at)}"]
     if replica.message:
         said.append(f"says:     {replica.message}")

@@ -188,10 +188,10 @@ class Board:
                     break
         return best
 
-    def may_stay(self, replica: Replica) -> bool:
-        """Whether its nodes are still ones that its model may run on (labels, named nodes)."""
+    def may_stay(self, replica: Replica, spec: ModelSpec) -> bool:
+        """Whether its nodes are ones that the model may run on now (labels, named nodes)."""
         rooms = [self._rooms.get(shard.node) for shard in replica.shards]
-        return all(room is None or room.node.observed is None or not _why_elsewhere(room, replica.model)
+        return all(room is None or room.node.observed is None or not _why_elsewhere(room, spec)
                    for room in rooms)
 
     def _able(self, need: Need) -> Dict[str, _Room]:

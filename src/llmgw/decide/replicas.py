@@ -217,7 +217,7 @@ class _Turn:
         self.problems: Tuple[str, ...] = ()
 
     def _may_stay(self, row: Replica) -> bool:
-        return self._board.may_stay(row) and not self._is_drained(row)
+        return self._board.may_stay(row, self._want.spec) and not self._is_drained(row)
 
     def _is_drained(self, row: Replica) -> bool:
         return any(self._nodes[shard.node].draining for shard in row.shards if shard.node in self._nodes)

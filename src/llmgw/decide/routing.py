@@ -64,6 +64,9 @@ def has_room(candidates: Sequence[C], counts: Sequence[float], home: int) -> boo
         return False
     if not counts[home]:
         return True
+    if counts[home] >= candidates[home].slots and any(
+            count < item.slots for count, item in zip(counts, candidates)):
+        return False              # it would wait here, while another has a free slot
     slots = sum([item.slots for item in candidates])
     share = LOAD_FACTOR * (sum(counts) + 1) * candidates[home].slots / slots
     return counts[home] + 1 <= int(share)

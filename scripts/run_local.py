@@ -22,10 +22,10 @@ from typing import Any, Dict, List, Optional
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "src")]
 
-import bring  # noqa: E402
+import bring
 
-from llmgw.system import data_dir  # noqa: E402
-from llmgw.up_model import FIRST_MODEL  # noqa: E402
+from llmgw.system import data_dir
+from llmgw.up_model import FIRST_MODEL
 
 PYZ = str(ROOT / "llmgw.pyz")
 HOSTS = {"GitHub": "https://api.github.com/", "Hugging Face": "https://huggingface.co/api/models?limit=1"}

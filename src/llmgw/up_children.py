@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from llmgw.domain.errors import AlreadyRunning, CommandFailed
 from llmgw.system import data_dir, files, ports
@@ -48,6 +48,7 @@ class Roles:
         self._folder, self._stop, self._hurry, self._say = folder, stop, hurry, say
         self._owner = Owner(os.path.join(folder, "logs"))
         self._children: Dict[str, Child] = {}
+        self._up: Set[str] = {"agent"}       # it listens nowhere: that it runs must do
 
     @property
     def pids(self) -> Dict[str, int]:
@@ -78,7 +79,7 @@ class Roles:
             raise Stopped
         for child in self._children.values():
             if child.code is not None:
-                raise failure(child)
+                raise failure(child, child.name in self._up)
 
     def pause(self, seconds: float) -> None:
         """Wait, but wake at once for the end or for a child that ended."""
@@ -107,7 +108,7 @@ class Roles:
                     self.pause(_TURN)
 
     def run(self, name: str, words: List[str]) -> None:
-        """Run one of our own commands to its end, its words going to our stderr."""
+        """Run one of our own commands to its end, its words going to our stderr; its failure is ours."""
         child = self._owner.start_in_sight([*own_command(), *words], self._environment(), name)
         try:
             while not child.wait(_TURN):
@@ -116,7 +117,7 @@ class Roles:
             if child.code is None:
                 child.kill()
         if child.code:
-            raise CommandFailed(f"{name} did not work out (exit code {child.code})")
+            raise SystemExit(child.code)         # it has said itself what was wrong
 
     def end_all(self) -> None:
         """Stop router, agent, server in that order, each with a deadline; kill what stays."""
@@ -159,6 +160,7 @@ class Roles:
                                     hint=f"see {self._children[role].log_path}")
             self.pause(_TURN)
             endpoint = _read(written)
+        self._up.add(role)
         if not wanted:
             self._say(f"port {port} is taken: the {role} uses {endpoint.url}")
         return endpoint
@@ -172,12 +174,12 @@ def _read(path: str) -> Optional[Endpoint]:
         return None
 
 
-def failure(child: Child) -> CommandFailed:
+def failure(child: Child, was_up: bool) -> CommandFailed:
     """Return what a child that ended had to say: its own last error line, and its exit code."""
     said, hint = last_words(child.last_lines())
     code = child.code or 0
     why = said or (f"signal {-code}" if code < 0 else f"exit code {code}")
-    error = CommandFailed(f"the {child.name} ended: {why}", hint=hint or f"see {child.log_path}")
+    error = CommandFailed(f"the {child.name} {'ended' if was_up else 'did not start'}: {why}", hint=hint or f"see {child.log_path}")
     error.exit_code = code if code in (2, 75, 78) else 1
     return error
 

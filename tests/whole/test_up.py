@@ -236,4 +236,5 @@ def test_a_broken_configuration_is_one_sentence_and_exit_78(pyz, tmp_path):
     broken.write_text("cluster: x\nmodles: []\n")
     with running(pyz, tmp_path / "data", "--config", str(broken)) as up:
         assert up.process.wait(60) == 78
-        assert "server.yaml:2" in up.err and "models" in up.err and "Traceback" not in up.err
+        assert "llmgw: the server did not start: " in up.err and "line 2: modles: unknown key" in up.err
+        assert "Traceback" not in up.err

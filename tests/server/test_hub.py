@@ -132,6 +132,9 @@ def test_a_blob_that_is_gone_is_pulled_again(source, fake, tmp_path):
     os.unlink(tmp_path / "blobs" / "sha256" / weights.files[0].sha256)
     assert pull(Hub(str(tmp_path), fake.url), "hf:o/one")[0].fingerprint == weights.fingerprint
     assert fake.downloads("one.gguf") == 2
+    os.unlink(tmp_path / "blobs" / "sha256" / weights.files[0].sha256)
+    source.want("hf:o/one", "m")
+    assert pull(source, "hf:o/one")[0] and fake.downloads("one.gguf") == 3
 
 
 def test_damaged_memory_of_a_pull_starts_anew(source, fake, tmp_path):

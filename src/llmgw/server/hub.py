@@ -64,6 +64,8 @@ class Hub:
             if pull is None:
                 pull = self._pulls[source] = self._remembered(source, name)
             pull.name = name
+            if pull.weights is not None and not self._are_here(pull.weights):
+                pull.weights, pull.sentence = None, f"files of {source} are gone from the mirror"
             due = pull.weights is None and not pull.running and time.monotonic() >= pull.again_at
             if not due or self._stop.is_set():
                 return
@@ -256,10 +258,12 @@ class Hub:
         except (ParseError, ValueError, KeyError, TypeError):
             log.warning("what was known of a pull cannot be read, starting anew source=%s", source)
             return _Pull(name)
-        if weights is not None and all(os.path.isfile(os.path.join(self._data_dir, blob_path(file.sha256)))
-                                       for file in weights.files):
+        if weights is not None and self._are_here(weights):
             pull.weights = weights
         return pull
+
+    def _are_here(self, weights: Weights) -> bool:
+        return all(os.path.isfile(os.path.join(self._data_dir, blob_path(file.sha256))) for file in weights.files)
 
 
 def _check_names(chosen: Tuple[HubFile, ...], source: str) -> None:

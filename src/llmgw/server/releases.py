@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from llmgw.domain.digest import blob_path, sha256_hex
 from llmgw.domain.engine import LLAMA_CPP, Asset
-from llmgw.domain.errors import DownloadFailed, LlmgwError, NotFound, Unreachable
+from llmgw.domain.errors import DownloadFailed, LlmgwError, NotFound, TryAgain, Unreachable
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Release
 from llmgw.system import download
@@ -107,36 +107,42 @@ class Releases:
 
     def _ask(self, key: Key) -> None:
         """Ask GitHub now and note what it says, or why it did not."""
-        engine, version = key
-        url = f"{self._api}/repos/{REPOSITORIES[engine]}/releases/tags/{quote(version, safe='')}"
+        release: Optional[Release] = None
+        failure: Optional[LlmgwError] = None
         try:
-            try:
-                answer = self._internet.get(url, headers={"Accept": "application/vnd.github+json",
-                                                          "X-GitHub-Api-Version": "2022-11-28"})
-            except NotFound:
-                raise NotFound(f"{engine} has no release {version}",
-                               hint="check the version under engines: in server.yaml") from None
-            release = github_release.parse(answer.body, version)
+            release = self._answer(*key)
         except LlmgwError as error:
-            self._note_failure(key, error)
-            return
+            failure = error
         finally:
-            with self._lock:
+            with self._lock:                  # in one step, or somebody asks a second time in between
                 asked = self._asking.pop(key, None)
+                if release is not None:
+                    self._known[key] = release
+                    self._failed.pop(key, None)
+                else:
+                    self._note_failure(key, failure)
             if asked is not None:
                 asked.set()
-        with self._lock:
-            self._known[key] = release
-            self._failed.pop(key, None)
-        log.info("release known engine=%s version=%s files=%d", engine, version, len(release.assets))
+        if release is not None:
+            log.info("release known engine=%s version=%s files=%d", *key, len(release.assets))
 
-    def _note_failure(self, key: Key, error: LlmgwError) -> None:
-        with self._lock:
-            old, count, _ = self._failed.get(key, (None, 0, 0.0))
-            wait = RETRY_SECONDS[min(count, len(RETRY_SECONDS) - 1)]
-            if isinstance(error, RateLimited):
-                wait = max(wait, error.seconds)
-            self._failed[key] = (error, count + 1, time.monotonic() + wait)
+    def _answer(self, engine: str, version: str) -> Release:
+        url = f"{self._api}/repos/{REPOSITORIES[engine]}/releases/tags/{quote(version, safe='')}"
+        try:
+            answer = self._internet.get(url, headers={"Accept": "application/vnd.github+json",
+                                                      "X-GitHub-Api-Version": "2022-11-28"})
+        except NotFound:
+            raise NotFound(f"{engine} has no release {version}",
+                           hint="check the version under engines: in server.yaml") from None
+        return github_release.parse(answer.body, version)
+
+    def _note_failure(self, key: Key, found: Optional[LlmgwError]) -> None:
+        error = found or TryAgain("the question ended by a fault of its own; see the server's log")
+        old, count, _ = self._failed.get(key, (None, 0, 0.0))
+        wait = RETRY_SECONDS[min(count, len(RETRY_SECONDS) - 1)]
+        if isinstance(error, RateLimited):
+            wait = max(wait, error.seconds)
+        self._failed[key] = (error, count + 1, time.monotonic() + wait)
         if old is None or old.message != error.message:
             log.warning("release not known engine=%s version=%s: %s", *key, error.message)
 

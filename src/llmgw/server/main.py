@@ -10,7 +10,7 @@ from typing import List, Tuple
 
 from llmgw import __version__
 from llmgw.domain.errors import UsageError
-from llmgw.server import records
+from llmgw.server import page, records
 from llmgw.server.config import ConfigFile, ConfigWatch, Loaded
 from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.events import Events
@@ -106,7 +106,7 @@ class Server:
             tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows)
         self._reconciler = Reconciler(parts)
         numbers = HttpNumbers()
-        routes: List[Route] = [*FleetHandlers(parts, self._reconciler, mirror).routes(),
+        routes: List[Route] = [*page.routes(), *FleetHandlers(parts, self._reconciler, mirror).routes(),
                                *ViewHandlers(parts, self._reconciler, numbers).routes(),
                                *AdminHandlers(parts, self._reconciler, mirror, folder).routes()]
         self._http = numbers.server = HttpServer(host, port, RouteTable(routes, parts.tokens.caller))

@@ -51,6 +51,13 @@ def test_weights_and_replicas_are_followed_to_the_end():
     assert told.news([node()], [MODEL], [ready]) == ["gemma: ready"]
 
 
+def test_a_try_that_fails_as_the_one_before_is_not_told_again():
+    told = Told()
+    asking, failed = engine(EnginePhase.RESOLVING, "asking"), engine(EnginePhase.RESOLVING, "no answer after 3 s")
+    said = [told.news([node([seen])], [], []) for seen in (asking, failed, asking, failed, asking)]
+    assert said == [["llama.cpp b10991: asking"], ["llama.cpp b10991: no answer after 3 s"], [], [], []]
+
+
 def test_the_last_words_of_a_role_are_its_own_complaint():
     assert last_words(["2026 INFO x: fine", "llmgw: port 1 is taken: a", "  try: another"]) == (
         "port 1 is taken: a", "another")

@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw import __version__
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
+from llmgw.domain.engine import EnginePhase
 from llmgw.domain.errors import ApiError, CommandFailed, LlmgwError, TryAgain, Unreachable
 from llmgw.domain.model import Task
 from llmgw.domain.secret import Secret
-from llmgw.domain.view import ModelView
+from llmgw.domain.view import ModelView, NodeView
 from llmgw.system import data_dir, files
 from llmgw.system.http_client import HttpClient
 from llmgw.up_children import Endpoint, Roles, Stopped
@@ -24,6 +26,7 @@ from llmgw.up_model import Wanted, choose
 from llmgw.up_states import Told
 
 LOOK_SECONDS = 1.0              # between two looks at the cluster
+PATIENCE_SECONDS = 15.0         # with a release page that does not answer
 FIRST_ANSWER_SECONDS = 120.0    # of a model that has just become ready
 _ASKS: Dict[str, Tuple[str, Dict[str, Any]]] = {
          Task.CHAT.value: ("/v1/chat/completions", {"messages": [
@@ -109,6 +112,7 @@ class _Up:
         self._options, self._wanted, self._folder, self._roles = options, wanted, folder, roles
         self._told = Told()
         self._announced, self._answered = "", ""
+        self._resolving_since, self._advised = 0.0, False
         self._trial: Optional[threading.Thread] = None
         self._client: ControlClient
         self._server: Endpoint
@@ -165,15 +169,25 @@ class _Up:
         """Say what changed; announce the first model that is ready and answers."""
         try:
             models = self._client.items(paths.MODELS, wire.MODEL_VIEW)
-            news = self._told.news(self._client.items(paths.NODES, wire.NODE_VIEW), models,
-                                   self._client.items(paths.REPLICAS, wire.REPLICA_VIEW))
+            nodes = self._client.items(paths.NODES, wire.NODE_VIEW)
+            news = self._told.news(nodes, models, self._client.items(paths.REPLICAS, wire.REPLICA_VIEW))
         except (Unreachable, ApiError, TryAgain):
             return self._roles.check()       # a server that died is told of there
         for sentence in news:
             say(sentence)
+        self._advise(nodes)
         ready = [model for model in models if model.ready]
         if ready and self._announced in ("", "-"):
             self._try(ready[0])
+
+    def _advise(self, nodes: List[NodeView]) -> None:
+        """Tell once, when no list of the engine's files comes, how it gets here without the internet."""
+        waits = any(engine.phase is EnginePhase.RESOLVING for node in nodes for engine in node.engines)
+        self._resolving_since = (self._resolving_since or time.monotonic()) if waits else 0.0
+        if waits and not self._advised and time.monotonic() - self._resolving_since > PATIENCE_SECONDS:
+            self._advised = True
+            say("without the internet, bring the engine's archive: "
+                f"llmgw.pyz ctl mirror import-engine ARCHIVE --sha256 HEX{self._ctl_words()}")
 
     def _try(self, model: ModelView) -> None:
         """Ask what the printed line asks, beside the main thread, which must hear Ctrl-C; announce what answers."""

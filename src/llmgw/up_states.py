@@ -2,20 +2,22 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from llmgw.domain.engine import EngineObserved, EnginePhase
 from llmgw.domain.model import WeightsObserved, WeightsPhase
 from llmgw.domain.view import ModelView, NodeView, ReplicaView
 
 _NUMBERS = re.compile(r"\d[\d.,]*")
+_Kind = Tuple[str, Optional[int]]             # a sentence without its numbers, tenths done
 
 
 class Told:
     """Remembers what was said about each subject, so that only changes are said."""
 
     def __init__(self) -> None:
-        self._last: Dict[str, Tuple[str, Optional[int]]] = {}
+        self._last: Dict[str, _Kind] = {}
+        self._tried: Dict[str, Set[_Kind]] = {}
 
     def news(self, nodes: Sequence[NodeView], models: Sequence[ModelView],
              replicas: Sequence[ReplicaView]) -> List[str]:
@@ -23,10 +25,20 @@ class Told:
         fresh = []
         for subject, sentence, tenth in _sentences(nodes, models, replicas):
             kind = (_NUMBERS.sub("#", sentence), tenth)
-            if sentence and self._last.get(subject) != kind:
+            if sentence and self._last.get(subject) != kind and not self._is_again(subject, kind):
                 fresh.append(sentence)
             self._last[subject] = kind
         return list(dict.fromkeys(fresh))
+
+    def _is_again(self, subject: str, kind: _Kind) -> bool:
+        """Say whether this is what an earlier try to get an engine or weights said too."""
+        if not subject.startswith(("engine ", "model ")):
+            return False
+        tried = self._tried.setdefault(subject, set())
+        if kind in tried:
+            return True
+        tried.add(kind)
+        return False
 
 
 def _sentences(nodes: Sequence[NodeView], models: Sequence[ModelView],

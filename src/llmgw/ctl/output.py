@@ -79,7 +79,9 @@ def width_of(stream: TextIO) -> int:
     named = os.environ.get("COLUMNS", "")
     if named.isdigit() and int(named) > 0:
         return int(named)
-    return shutil.get_terminal_size().columns if stream.isatty() else _UNLIMITED
+    if not stream.isatty():
+        return _UNLIMITED
+    return shutil.get_terminal_size().columns or 80       # some terminals say 0
 
 
 def coloured(stream: TextIO) -> bool:

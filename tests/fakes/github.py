@@ -51,7 +51,7 @@ class FakeGithub:
         if self.rate_limited:
             self.rate_limited -= 1
             return Reply(403, b'{"message":"API rate limit exceeded"}', {
-                "X-RateLimit-Remaining": "0", "Retry-After": "1", "Content-Type": "application/json"})
+                "X-RateLimit-Remaining": "0", "Retry-After": "5", "Content-Type": "application/json"})
         if self.broken:
             self.broken -= 1
             return Reply(502, b"Bad Gateway")

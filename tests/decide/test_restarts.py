@@ -56,8 +56,14 @@ def test_ten_ready_minutes_make_a_shard_well():
     assert not is_well(0.0, 599.0) and is_well(0.0, 600.0)
 
 
+def test_the_last_words_are_the_last_error_and_not_the_tidying_up():
+    assert restarts.last_words("E failed to load a.gguf\nI cleaning up\n\n") == "E failed to load a.gguf"
+    assert restarts.last_words("one\ntwo") == "two" and restarts.last_words("") == ""
+
+
 @pytest.mark.parametrize("one, other, same", [
     ("loading\nerror: port 7901 in use\nbye 1", "error: port 7944 in use\nbye 2", True),
+    ("1 E error loading model\n2 I cleaning up", "7 E error loading model\n8 I cleaning up\n9 E exiting: error", True),
     ("error: no such model", "error: out of memory", False),
     ("", "", True),
 ])

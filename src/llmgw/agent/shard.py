@@ -67,7 +67,7 @@ class ShardKeeper:
         """Take over what an earlier agent left running. A proven program stays ready: it never stopped serving."""
         identity = self._row.identity
         if identity is None or not spawn.alive(identity):
-            identity = spawn.find(self._row.marker) if self._row.incarnation else None
+            identity = spawn.find(self._marker) if self._row.incarnation else None
         if identity is not None and self._row.port is not None:
             self._ports.hold(self._row.port)
             self._row = dataclasses.replace(self._row, identity=identity)
@@ -76,9 +76,9 @@ class ShardKeeper:
             log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
             if self._row.ready:
                 self._became_ready()
-        elif self._row.incarnation and spawn.tree(self._row.marker):
+        elif self._row.incarnation and spawn.tree(self._marker):
             log.warning("shard without its leader, ended shard=%s", self.id)
-            spawn.stop(self._row.marker, grace_seconds=STOP_GRACE_SECONDS)
+            spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
         self._tell()
 
     def turn(self) -> float:
@@ -133,7 +133,7 @@ class ShardKeeper:
             program = self._prepared(usable, port)
             shard_row.write(self._folder, self._row)
             failpoint.reach("shard-before-exec")
-            identity = spawn.start(program.command, self._row.marker, self._log_path)
+            identity = spawn.start(program.command, self._marker, self._log_path)
             self._row = dataclasses.replace(self._row, identity=identity)
             shard_row.write(self._folder, self._row)
             failpoint.reach("shard-after-exec")
@@ -172,7 +172,7 @@ class ShardKeeper:
     def _record_end(self) -> None:
         identity = self._row.identity
         code = spawn.reap(identity.pid) if identity else None
-        spawn.stop(self._row.marker, grace_seconds=2.0)       # what its leader left behind
+        spawn.stop(self._marker, grace_seconds=2.0)       # what its leader left behind
         how = "ended unasked" if code is None else (
             f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}")
         self._record_failure("Ended", f"the engine {how}", None)
@@ -188,7 +188,7 @@ class ShardKeeper:
         if self._state is not ShardState.STOPPING:
             self._move(Event.STOP, "Stopping", "is being stopped")
             self._tell()                                      # the gate closes its door first
-        left = spawn.stop(self._row.marker, grace_seconds=STOP_GRACE_SECONDS) if self._row.incarnation else []
+        left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS) if self._row.incarnation else []
         if left:
             self._say("CannotStop", f"these processes do not end: {', '.join(map(str, left))}")
             return
@@ -217,7 +217,8 @@ class ShardKeeper:
                       template_file=template if self._wanted.model.chat_template else "", port=port)
         program = self._engine.programs(self._wanted, place)[-1]
         command = program.command
-        marks = {shard_row.OWNER: self._layout.root, shard_row.PORT: str(port)}
+        marks = {shard_row.OWNER: self._layout.root, shard_row.PORT: str(port),
+                 shard_row.SHARD: f"{self.id}.{self._row.incarnation}"}
         made = Program(program.name, dataclasses.replace(command, env={**command.env, **marks}))
         files.write_atomic(os.path.join(self._folder, "command"), (str(made.command) + "\n").encode())
         return made
@@ -242,7 +243,7 @@ class ShardKeeper:
     def _end_for(self, reason: str, message: str) -> None:
         """End a program that runs but is at fault."""
         tail = log_tail.read(self._log_path, TAIL_BYTES)
-        spawn.stop(self._row.marker, grace_seconds=STOP_GRACE_SECONDS)
+        spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
         self._record_failure(reason, message, None, tail)
 
     def _record_failure(self, reason: str, message: str, program: Optional[Program], tail: str = "") -> None:
@@ -252,8 +253,8 @@ class ShardKeeper:
         verdict = restarts.after_failure(self._failures, failure, random.random())
         self._failures, self._not_before = verdict.failures, verdict.not_before
         self._ready_at = None
-        last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-        sentence = message + (f"; its last words: {last[:300]}" if last else "")
+        last = restarts.last_words(tail)
+        sentence = message + (f"; its last words: {last}" if last else "")
         first = self._row.first_failure or FirstFailure(
             self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail)
         self._let_go()
@@ -285,6 +286,10 @@ class ShardKeeper:
 
     def _without_secrets(self, text: str) -> str:
         return logs.redact(text.replace(self._wanted.key.reveal(), "***"))
+
+    @property
+    def _marker(self) -> spawn.Marker:
+        return self._row.marker(self._folder)
 
     @property
     def _log_path(self) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass
-from typing import Optional
+from typing import List, Optional, Set
 
 from llmgw.api import wire
 from llmgw.domain.codec import Record, flag, optional, text, whole
@@ -14,7 +14,8 @@ from llmgw.domain.replica import FirstFailure
 from llmgw.system import files, proc, spawn
 
 ROW = "state.json"
-MARKER = "LLMGW_SHARD"            # =ID.INCARNATION
+MARKER = "LLMGW_MARK"             # =the shard's folder.INCARNATION: another agent may have a shard of this name
+SHARD = "LLMGW_SHARD"             # =ID.INCARNATION
 OWNER = "LLMGW_DATA_DIR_MARK"     # =the agent's data folder
 PORT = "LLMGW_SHARD_PORT"
 
@@ -31,9 +32,8 @@ class ShardRow:
     restarts: int = 0
     first_failure: Optional[FirstFailure] = None
 
-    @property
-    def marker(self) -> spawn.Marker:
-        return (MARKER, f"{self.id}.{self.incarnation}")
+    def marker(self, folder: str) -> spawn.Marker:
+        return (MARKER, f"{folder}.{self.incarnation}")
 
 
 _IDENTITY = Record(spawn.Identity, boot_id=text, pid=whole, start=whole, marker_name=text, marker_value=text)
@@ -54,32 +54,27 @@ def read(folder: str, shard_id: str) -> ShardRow:
             return _ROW.decode(json.loads(data))
     except (ValueError, LlmgwError):
         pass
-    return from_proc(shard_id)
+    return from_proc(folder, shard_id)
 
 
-def id_in(folder: str) -> str:
-    """Return the id in a shard's folder, empty when it cannot be read."""
-    return read(folder, "").id
-
-
-def from_proc(shard_id: str) -> ShardRow:
+def from_proc(folder: str, shard_id: str) -> ShardRow:
     """Return the row of a shard as the environments of running programs tell it."""
     best = ShardRow(shard_id)
     for pid in proc.pids():
         environment = proc.environ(pid)
         name, _, incarnation = environment.get(MARKER, "").rpartition(".")
-        if name != shard_id or not incarnation.isdigit() or int(incarnation) < best.incarnation:
+        if name != folder or not incarnation.isdigit() or int(incarnation) < best.incarnation:
             continue
         port = environment.get(PORT, "")
         best = dataclasses.replace(best, incarnation=int(incarnation), port=int(port) if port.isdigit() else None)
     return best
 
 
-def strangers(data_dir: str, known: set) -> list:
-    """Return the markers of this agent's running programs whose shard is not among ``known``."""
+def strangers(data_dir: str, folders: Set[str]) -> List[spawn.Marker]:
+    """Return the markers of this agent's running programs whose shard has none of ``folders``."""
     found = set()
     for process in proc.marked(OWNER, data_dir):
         value = proc.environ(process.pid).get(MARKER, "")
-        if value and value.rpartition(".")[0] not in known:
+        if value and value.rpartition(".")[0] not in folders:
             found.add((MARKER, value))
     return sorted(found)

@@ -113,15 +113,16 @@ class Shards:
 
     def _sweep(self, wanted: Set[str]) -> None:
         """End what an earlier agent of this data folder left running and nobody wants any more."""
+        kept = {self._layout.shard(name) for name in wanted}
         for name in sorted(os.listdir(self._layout.shards)) if os.path.isdir(self._layout.shards) else ():
             folder = os.path.join(self._layout.shards, name)
             row = shard_row.read(folder, "")
-            if row.id in wanted:
+            if folder in kept:
                 continue
-            if row.id and row.incarnation:
-                spawn.stop(row.marker, grace_seconds=STOP_GRACE_SECONDS)
+            if row.incarnation:
+                spawn.stop(row.marker(folder), grace_seconds=STOP_GRACE_SECONDS)
             files.remove(folder)
-        for marker in shard_row.strangers(self._layout.root, wanted):
+        for marker in shard_row.strangers(self._layout.root, kept):
             log.warning("program that nobody wants, ended marker=%s", marker[1])
             spawn.stop(marker, grace_seconds=STOP_GRACE_SECONDS)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Tuple
+from typing import List, Tuple
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
@@ -57,8 +57,25 @@ def is_well(ready_since: float, now: float) -> bool:
 
 
 def signature(log_tail: str, code: str) -> str:
-    """Return what two failures with one cause share: the last line that says error, without its numbers."""
-    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
-    telling = next((line for line in reversed(lines)
-                    if "error" in line.lower() or "fatal" in line.lower()), lines[-1] if lines else "")
+    """Return what two failures with one cause share: the first line that tells of an error, without its numbers.
+
+    Not the last: a dying llama-server does not always get all of its lines out.
+    """
+    lines = _lines(log_tail)
+    telling = next(filter(_tells, lines), lines[-1] if lines else "")
     return code + ":" + "".join("#" if char.isdigit() else char for char in telling)[:200]
+
+
+def last_words(log_tail: str) -> str:
+    """Return the line of a log's end that is most likely the reason: the last that tells of an error."""
+    lines = _lines(log_tail)
+    return next(filter(_tells, reversed(lines)), lines[-1] if lines else "")[:300]
+
+
+def _lines(text: str) -> List[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _tells(line: str) -> bool:
+    lowered = line.lower()
+    return any(word in lowered for word in ("error", "fatal", "failed", "exception", "out of memory"))

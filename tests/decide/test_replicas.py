@@ -371,14 +371,16 @@ class Fleet(RuleBasedStateMachine):
             return
         for name in self.names:
             self.silence(name, False)
-        for _ in range(30):
+        quiet = 0
+        for _ in range(40):
             for name in self.names:
                 self.shard_moves(name, ShardState.READY)
             self.exchange_all()
             self.exchange_all()          # a heartbeat goes out before its answer is read
             before = list(self.rows)
             self.turn(False)
-            if before == self.rows:
+            quiet = quiet + 1 if before == self.rows else 0
+            if quiet == 3:
                 break
         count = self.wanted[0].spec.replicas if self.wanted else 0
         plan = reconcile(self.wanted, self.rows, self.nodes(), Traffic())

@@ -23,6 +23,7 @@ class ViewServer:
         self.views = {name: () for name in CODECS}
         self.views.update(views)
         self.tokens = {"llmgw_viewer_test": "viewer", "llmgw_node_test": "node"}
+        self.problem = None                  # an LlmgwError: every list answers with it
         self.besides = {}                    # name -> what its answer holds besides the items
         self.seen = []                       # (path, query, headers) of every list that was asked for
         self._port = 0
@@ -46,6 +47,8 @@ class ViewServer:
     def _list(self, name, codec):
         def answer(request):
             self.seen.append((request.path, dict(request.query), dict(request.headers)))
+            if self.problem is not None:
+                raise self.problem
             items = self.views[name]
             if name == "events":
                 items = [event for event in items if event.id > request.number("after", 0, 1e15)]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from llmgw.domain.errors import TryAgain
 from tests.fakes import example_cluster as example
 from tests.fakes.view_server import ViewServer
 
@@ -310,8 +311,20 @@ def test_it_tells_what_concerns_the_whole_cluster(page, server):
                       "nodes": {"suspicion": "3 of 4 nodes fell silent at once"}}
     page.enter()
 
-    for sentence in ("server.yaml line 3: nonsense", "it stops 2 of 2 replicas", "3 of 4 nodes fell silent at once"):
-        page.wait_text(sentence, "#notices")
+    page.wait_text("server.yaml line 3: nonsense", "#notices")
+    page.wait_text("it stops 2 of 2 replicas", "#notices")
+    page.wait_text("3 of 4 nodes fell silent at once", "#nodes-note")
+
+
+def test_a_server_in_trouble_is_shown_with_its_own_words(page, server):
+    page.enter()
+    page.wait_text("anna", "#nodes")
+    server.problem = TryAgain("the store is being restored", hint="try again in a moment")
+    page.wait_text("the store is being restored (try again in a moment)", "#status")
+
+    assert "anna" in page.text("#nodes")
+    server.problem = None
+    page.wait_text("up to date", "#status")
 
 
 def test_only_the_nodes_that_need_attention_can_be_shown(page):

@@ -434,7 +434,6 @@ function notices(data) {
   return [
     data.problem && note("bad", `server.yaml cannot be used as it is, the last good one stays in force: ${data.problem}`),
     held.length > 0 && note("warn", `a new server.yaml waits for an admin (llmgw.pyz ctl apply): ${held.join("; ")}`),
-    data.suspicion && note("warn", data.suspicion),
   ].filter(Boolean);
 }
 
@@ -494,6 +493,7 @@ function show() {
     nodes.length > 0 ? "no node needs attention" : ["no node has joined yet: start one with ",
       el("code", {}, `llmgw.pyz agent --server ${location.origin} --token-file FILE`),
       ", where FILE holds what ", el("code", {}, "tokens/node"), " in the control plane's data directory holds"]);
+  fill(at("nodes-note"), data.suspicion ? `no node is given up just now: ${line(data.suspicion)}` : "");
   fill(at("nodes-some"), `need attention (${troubled.length})`);
   fill(at("nodes-all"), `all (${nodes.length})`);
   section("replicas", at("replicas-table"), data.replicas.map(replicaRows),
@@ -507,6 +507,7 @@ function show() {
 
 function status(kind, words, time) {
   at("status").className = kind;
+  at("status").title = kind === "bad" ? words : "";     // where a narrow window cuts it off
   fill(at("status-words"), words);
   fill(at("status-time"), time);
 }
@@ -638,6 +639,7 @@ function enter(token) {
   state.token = token;
   at("ask").hidden = true;
   at("leave").hidden = false;
+  at("content").focus({ preventScroll: true });
   status("busy", "asking the control plane", "");
   refresh();
 }

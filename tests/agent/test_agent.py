@@ -66,7 +66,7 @@ def test_an_agent_that_stops_in_order_leaves_engines_and_gate_running(served, no
     assert node.ask(served.key.reveal())[0] == 200
 
 
-def test_an_owned_agent_takes_everything_with_it(node, plane, llama_archive, gemma, gemma_weights):
+def test_an_owned_agent_takes_everything_with_it(seeded, node, plane, llama_archive, gemma, gemma_weights):
     plane.offer(archive=llama_archive, weights=gemma_weights, path=gemma)
     plane.want([engine_of(llama_archive)], [shard_of(gemma_weights)])
     node.start("--owned")
@@ -145,7 +145,7 @@ def test_two_agents_on_one_data_folder_are_refused(served, node, plane):
     node.process = first
 
 
-def test_a_stranger_on_a_port_of_the_block_is_stepped_over(node, plane, llama_archive, gemma, gemma_weights):
+def test_a_stranger_on_a_port_of_the_block_is_stepped_over(seeded, node, plane, llama_archive, gemma, gemma_weights):
     shard = shard_of(gemma_weights)
     plane.offer(archive=llama_archive, weights=gemma_weights, path=gemma)
     plane.want([engine_of(llama_archive)], [shard])
@@ -175,7 +175,7 @@ def test_a_garbled_state_file_is_rebuilt_from_what_runs(served, node, plane):
 
 
 @pytest.mark.parametrize("place", ["shard-before-exec", "spawn-after-exec", "shard-after-exec"])
-def test_an_agent_killed_around_a_start_never_starts_twice(node, plane, llama_archive, gemma, gemma_weights, place):
+def test_an_agent_killed_around_a_start_never_starts_twice(node, plane, llama_archive, gemma, gemma_weights, seeded, place):
     plane.offer(archive=llama_archive, weights=gemma_weights, path=gemma)
     plane.want([engine_of(llama_archive)], [shard_of(gemma_weights)])
     # the gate is started by the same function, before the engine
@@ -212,8 +212,18 @@ def test_a_model_file_that_is_no_model_becomes_a_crash_loop_with_its_first_failu
     assert seen.pid is None and node.engines() == []
 
 
-def test_an_embedding_model_is_proven_by_an_embedding(node, plane, llama_archive, gemma, gemma_weights):
-    shard = shard_of(gemma_weights, task=Task.EMBED)
+def test_a_model_that_cannot_do_its_task_is_never_ready_and_says_why(node, plane, llama_archive, gemma,
+                                                                     gemma_weights, seeded):
+    plane.offer(archive=llama_archive, weights=gemma_weights, path=gemma)
+    plane.want([engine_of(llama_archive)], [shard_of(gemma_weights, task=Task.EMBED)])
+    node.start()
+    seen = node.seen(plane.wait(lambda observed: observed.shards and node.seen(
+        observed).state is ShardState.BACKOFF, 60))
+    assert seen.reason == "DoesNotServe" and "Pooling type 'none'" in seen.message
+
+
+def test_an_embedding_model_is_proven_by_an_embedding(seeded, node, plane, llama_archive, gemma, gemma_weights):
+    shard = shard_of(gemma_weights, task=Task.EMBED, args=("--pooling", "mean"))
     plane.offer(archive=llama_archive, weights=gemma_weights, path=gemma)
     plane.want([engine_of(llama_archive)], [shard])
     node.start()

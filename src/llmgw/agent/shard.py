@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 STOP_GRACE_SECONDS = 20.0
 TAIL_BYTES = 16 << 10
 LOG = "engine.log"
+ENDED = "Ended"
 MAX_LOG_BYTES = 64 << 20
 STARTING_TURN, TURN, IDLE_TURN = 0.1, 1.0, 5.0
 STOPPING_TURN = 0.5
@@ -175,7 +176,7 @@ class ShardKeeper:
         spawn.stop(self._marker, grace_seconds=2.0)       # what its leader left behind
         how = "ended unasked" if code is None else (
             f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}")
-        self._record_failure("Ended", f"the engine {how}", None)
+        self._record_failure(ENDED, f"the engine {how}", None)
 
     def _end_stalled(self) -> None:
         self._end_for("StartStalled", f"no progress for {progress.STALLED_START_SECONDS:.0f} seconds "
@@ -253,7 +254,7 @@ class ShardKeeper:
         verdict = restarts.after_failure(self._failures, failure, random.random())
         self._failures, self._not_before = verdict.failures, verdict.not_before
         self._ready_at = None
-        last = restarts.last_words(tail)
+        last = restarts.last_words(tail) if reason == ENDED else ""
         sentence = message + (f"; its last words: {last}" if last else "")
         first = self._row.first_failure or FirstFailure(
             self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail)

@@ -202,9 +202,11 @@ class _Up:
     def _ask_once(self, model: ModelView) -> None:
         path, body = self._ask(model)
         try:
-            answer = HttpClient(self._router.url).request(
+            client = HttpClient(self._router.url)
+            answer = client.request(
                 "POST", path, body=json.dumps(body).encode(), timeout=FIRST_ANSWER_SECONDS,
                 headers={"Authorization": f"Bearer {self._key.reveal()}", "Content-Type": "application/json"})
+            client.close()
         except Unreachable:
             return
         if answer.status == 200:

@@ -179,7 +179,8 @@ def failure(child: Child, was_up: bool) -> CommandFailed:
     said, hint = last_words(child.last_lines())
     code = child.code or 0
     why = said or (f"signal {-code}" if code < 0 else f"exit code {code}")
-    error = CommandFailed(f"the {child.name} {'ended' if was_up else 'did not start'}: {why}", hint=hint or f"see {child.log_path}")
+    error = CommandFailed(f"the {child.name} {'ended' if was_up else 'did not start'}: {why}",
+                          hint=hint or f"see {child.log_path}")
     error.exit_code = code if code in (2, 75, 78) else 1
     return error
 

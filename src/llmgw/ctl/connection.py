@@ -13,6 +13,9 @@ from llmgw.domain.secret import Secret
 from llmgw.system import data_dir, files
 
 
+_open: List[ControlClient] = []
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """What a server on this machine wrote down for us. ``alive`` is false for a stale file."""
@@ -45,7 +48,15 @@ def connect(options: argparse.Namespace) -> ControlClient:
             raise Unreachable(f"{local.url}: the server of this machine is not running",
                               hint="start it: llmgw.pyz up, or llmgw.pyz server --config server.yaml")
         urls = [local.url]
-    return ControlClient(urls, _token(options.token_file, local), ca_file=options.ca_file)
+    client = ControlClient(urls, _token(options.token_file, local), ca_file=options.ca_file)
+    _open.append(client)
+    return client
+
+
+def close_all() -> None:
+    """Close what ``connect`` opened, at the end of the command."""
+    while _open:
+        _open.pop().close()
 
 
 def _token(given: str, local: Optional[Endpoint]) -> Secret:

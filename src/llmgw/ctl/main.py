@@ -51,6 +51,8 @@ def run(argv: List[str], debug: bool = False) -> int:
     except ApiError as error:
         error.exit_code = _EXIT_CODES.get(error.reason, 75 if error.status == 503 else 1)
         raise
+    finally:
+        connection.close_all()
 
 
 def _options(module: Any, name: str, words: List[str]) -> argparse.Namespace:

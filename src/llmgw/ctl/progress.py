@@ -54,7 +54,7 @@ class Progress:
         percent = self._percent()
         tail = f" {percent:3d} % of {size(self._total)}"
         room = max(10, width_of(self._stream) - len(tail) - 3)
-        cells = max(0, min(30, room - len(self._what) - 1))
+        cells = max(0, min(30, room - len(self._what) - 3))
         filled = "#" * (cells * percent // 100)
         bar = f" [{filled:<{cells}}]" if cells >= 5 else ""
         self._print(f"\r{cut(self._what, room - len(bar))}{bar}{tail}")

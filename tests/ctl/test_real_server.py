@@ -1,0 +1,206 @@
+"""The commands against the real control plane, as a process."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from llmgw.api import paths
+from llmgw.api.client import ControlClient
+from llmgw.domain.secret import Secret
+from tests.fakes import gguf_file
+
+CONFIG = "cluster: test\nengines:\n  llama.cpp: {version: b10991}\nmodels: []\n"
+MODEL = CONFIG.replace("models: []", "models:\n  - {name: tiny, engine: llama.cpp, weights: mirror:tiny}")
+
+
+class Server:
+    """`llmgw server` in ``folder``; its data folder is where ctl looks by itself."""
+
+    def __init__(self, folder):
+        self.folder, self.data = folder, folder / "data" / "server"
+        self.config = folder / "server.yaml"
+        self.config.write_text(CONFIG)
+        self.start()
+
+    def start(self):
+        (self.data / "endpoint.json").unlink(missing_ok=True)
+        with open(self.folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "llmgw", "server", "--config", str(self.config), "--data-dir",
+                 str(self.data), "--listen", "127.0.0.1:0"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_for(lambda: (self.data / "endpoint.json").exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, (self.folder / "server.log").read_text()
+        self.url = json.loads((self.data / "endpoint.json").read_text())["url"]
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(60)
+
+    def token(self, role):
+        return str(self.data / "tokens" / role)
+
+
+def wait_for(true, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def server(tmp_path):
+    made = Server(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(gguf_file.small_model())
+    return path
+
+
+def test_a_key_is_made_shown_once_and_revoked(ctl, server):
+    made = ctl("keys", "create", "ann", "--model", "tiny")
+    assert made.returncode == 0 and made.stdout.startswith("llmgw_infer_"), made.stderr
+    (key,) = json.loads(ctl("keys", "list", "--json").stdout)["items"]
+    assert (key["name"], key["models"], key["secret"]) == ("ann", ["tiny"], "")
+    assert made.stdout.strip() not in ctl("keys", "list").stdout
+    assert ctl("keys", "revoke", key["id"]).returncode == 0
+    assert "revoked" in ctl("keys", "list").stdout
+    gone = ctl("keys", "revoke", "nobody")
+    assert gone.returncode == 1 and gone.stderr.startswith("llmgw: ") and gone.stderr.count("\n") <= 2
+
+
+def test_a_model_is_imported_once_and_found_again(ctl, server, tiny):
+    first = ctl("mirror", "import", str(tiny), "--name", "tiny")
+    assert first.returncode == 0, first.stderr
+    assert "the server has it already" in ctl("mirror", "import", str(tiny), "--name", "other").stderr
+    mirror = json.loads(ctl("mirror", "list", "--json").stdout)
+    assert [model["name"] for model in mirror["models"]] == ["other", "tiny"]
+    (file,) = mirror["models"][1]["files"]
+    data = tiny.read_bytes()
+    assert (file["name"], file["sha256"], file["chunks"]) == (
+        "tiny.gguf", hashlib.sha256(data).hexdigest(), [hashlib.sha256(data).hexdigest()])
+
+
+def test_an_import_that_was_killed_goes_on_where_it_stopped(ctl, server, tmp_path):
+    archive = tmp_path / "llama-b10991-bin-ubuntu-x64.tar.gz"
+    data = os.urandom(2 * paths.PIECE_BYTES + 100)
+    archive.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    admin = Secret((server.data / "tokens" / "admin").read_text().strip())
+    client = ControlClient([server.url], admin)
+    client.request("PUT", f"{paths.fill(paths.UPLOAD, digest=digest)}?offset=0", body=data[:paths.PIECE_BYTES],
+                   content_type="application/octet-stream")
+    client.close()
+    done = ctl("mirror", "import-engine", str(archive), "--sha256", digest)
+    assert done.returncode == 0 and "goes on at 8.4 MB" in done.stderr, done.stderr
+    (held,) = json.loads(ctl("mirror", "list", "--json").stdout)["engines"]
+    assert (held["version"], held["asset"]["sha256"]) == ("b10991", digest)
+
+
+def test_a_wrong_digest_keeps_nothing(ctl, server, tmp_path):
+    archive = tmp_path / "llama-b10991-bin-ubuntu-x64.tar.gz"
+    archive.write_bytes(b"not what was promised")
+    done = ctl("mirror", "import-engine", str(archive), "--sha256", "0" * 64)
+    assert done.returncode == 1 and "expected " + "0" * 64 in done.stderr
+    assert json.loads(ctl("mirror", "list", "--json").stdout)["engines"] == []
+
+
+def test_a_viewer_may_look_and_nothing_else(ctl, server):
+    given = ["--server", server.url, "--token-file", server.token("viewer")]
+    assert ctl("models", *given).returncode == 0
+    refused = ctl("keys", "list", *given)
+    assert refused.returncode == 1 and "viewer" in refused.stderr and "Traceback" not in refused.stderr
+    unknown = ctl("models", "--server", server.url, env={"LLMGW_TOKEN": "llmgw_admin_00000000_x"})
+    assert unknown.returncode == 1 and "not known" in unknown.stderr
+
+
+def test_a_plan_says_what_cannot_be_placed_and_why_and_changes_nothing(ctl, server, tmp_path):
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(MODEL)
+    planned = ctl("plan", str(edited))
+    assert planned.returncode == 3 and planned.stdout.startswith("no place  tiny: "), (planned.stdout, planned.stderr)
+    assert json.loads(ctl("models", "--json").stdout)["items"] == []
+    assert ctl("plan").stdout == "nothing would change\n"
+
+
+def test_an_edit_that_cannot_be_used_is_told_with_its_line_everywhere(ctl, server, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(CONFIG + "modles: []\n")
+    assert ctl("plan", str(broken)).returncode == 78
+    server.config.write_text(broken.read_text())
+    applied = ctl("apply")
+    assert applied.returncode == 78 and "line 5" in applied.stderr, applied.stderr
+    assert "line 5" in ctl("models").stderr
+
+
+def test_a_model_without_weights_says_how_to_bring_them(ctl, server):
+    server.config.write_text(MODEL)
+    wait_for(lambda: "mirror:tiny are not in the mirror" in ctl("models").stdout)
+    assert ctl("apply").returncode == 0
+
+
+def test_events_are_followed_as_they_happen(ctl, server, tmp_path):
+    with open(tmp_path / "events", "wb") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "llmgw", "ctl", "events", "-f", "--server", server.url, "--token-file",
+             server.token("admin")], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: "Applied" in (tmp_path / "events").read_text())
+        ctl("keys", "create", "later")
+        wait_for(lambda: "(later)" in (tmp_path / "events").read_text())
+        assert (tmp_path / "events").read_text().count("(later)") == 1
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+        assert "Traceback" not in (tmp_path / "events").read_text()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_does_not_exist_is_a_sentence(ctl, server):
+    for words in (["logs", "nobody-1"], ["drain", "nobody"], ["undrain", "nobody"]):
+        done = ctl(*words)
+        assert done.returncode == 1 and done.stderr.startswith("llmgw: ") and "nobody" in done.stderr, done.stderr
+
+
+def test_a_backup_is_taken_while_it_runs_and_restored_while_it_does_not(ctl, server, tmp_path):
+    ctl("keys", "create", "before")
+    backup = tmp_path / "backup.sqlite"
+    taken = ctl("backup", str(backup))
+    assert taken.returncode == 0 and backup.stat().st_mode & 0o777 == 0o600, taken.stderr
+    ctl("keys", "create", "after")
+    refused = ctl("restore", str(backup))
+    assert refused.returncode == 1 and "another server (pid" in refused.stderr, refused.stderr
+    assert server.stop() == 0
+    restored = ctl("restore", str(backup))
+    assert restored.returncode == 0, restored.stderr
+    server.start()
+    assert [key["name"] for key in json.loads(ctl("keys", "list", "--json").stdout)["items"]] == ["before"]
+    assert ctl("restore", str(tmp_path / "none")).returncode == 2
+
+
+def test_a_backup_that_cannot_be_written_leaves_no_half_file(ctl, server, tmp_path):
+    done = ctl("backup", str(tmp_path / "missing" / "b"))
+    assert done.returncode == 1 and "No such file" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("**/*.partial"))
+
+
+def test_ctl_nodes_is_quick(ctl, server):
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert ctl("nodes").returncode == 0
+        took.append(time.monotonic() - began)
+    assert min(took) <= 0.25 or os.getloadavg()[0] > 1.5, took

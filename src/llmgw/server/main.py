@@ -99,7 +99,7 @@ class Server:
         self._releases = optional_part("llmgw.server.releases", "Releases", mirror.folder)
         self._hub = optional_part("llmgw.server.hub", "Hub", mirror.folder)
         self._feed = RoutesFeed(self._store, loaded.config.cluster)
-        parts = Parts(
+        parts = self.parts = Parts(
             store=self._store, clock=clock, config=ConfigWatch(config, loaded, self._store, events, rows),
             nodes=self._nodes, routers=Routers(clock), events=events,
             sources=Sources(self._store, mirror, self._hub, poke), engines=EngineAssets(mirror, self._releases),
@@ -109,7 +109,8 @@ class Server:
         routes: List[Route] = [*page.routes(), *FleetHandlers(parts, self._reconciler, mirror).routes(),
                                *ViewHandlers(parts, self._reconciler, numbers).routes(),
                                *AdminHandlers(parts, self._reconciler, mirror, folder).routes()]
-        self._http = numbers.server = HttpServer(host, port, RouteTable(routes, parts.tokens.caller))
+        self.table = RouteTable(routes, parts.tokens.caller)
+        self._http = numbers.server = HttpServer(host, port, self.table)
 
     def serve(self, stop: threading.Event) -> None:
         """Answer and take turns until ``stop``."""
@@ -121,17 +122,18 @@ class Server:
                  self._reconciler.epoch, self._folder)
         turns = loop.start("reconcile", self._reconciler.turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
         stop.wait()
-        self._end()
+        self._nodes.poke.set()
         turns.join(5.0)
-        self._events.flush()
-        self._store.close()
+        self.close()
         log.info("stopped")
 
-    def _end(self) -> None:
-        self._nodes.poke.set()
+    def close(self) -> None:
+        """Let waiting calls go, finish the running ones, write what is to be written."""
         self._feed.close()
         self._events.wake()
         self._http.stop()
         for part in (self._releases, self._hub):
             if part is not None:
                 part.close()
+        self._events.flush()
+        self._store.close()

@@ -45,8 +45,9 @@ class Mirror:
 
     def __init__(self, folder: str, store: Store, clock: Clock) -> None:
         self.folder, self._store, self._clock = folder, store, clock
-        files.make_dir(folder)
-        files.make_dir(os.path.join(folder, os.path.dirname(blob_path("0" * 64))))
+        blobs = os.path.join(folder, os.path.dirname(blob_path("0" * 64)))
+        for made in (folder, os.path.dirname(blobs), blobs):     # makedirs gives the mode to the last one only
+            files.make_dir(made)
         self._uploads = files.make_dir(os.path.join(folder, "uploads"))
         self._lock = threading.Lock()
         self._parts: Dict[str, _Part] = {}

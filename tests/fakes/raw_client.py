@@ -93,18 +93,27 @@ class RawClient:
         return line
 
     def _chunks(self):
-        body = b""
+        body = bytearray()
         while True:
             line = self._line()
             if line is None:
-                return body, False
+                return bytes(body), False
+            missing = int(line, 16) + 2 - len(self.data)
+            last = int(line, 16) == 0
+            pieces = [self.data]
+            while missing > 0:
+                piece = self.sock.recv(min(missing, 1 << 20))
+                if not piece:
+                    return bytes(body) + b"".join(pieces), False
+                pieces.append(piece)
+                missing -= len(piece)
+            data = b"".join(pieces)
             size = int(line, 16)
-            while len(self.data) < size + 2:
-                if not self.more():
-                    return body + self.data, False
-            body, self.data = body + self.data[:size], self.data[size + 2:]
-            if size == 0:
-                return body, True
+            body += data[:size]
+            self.data = data[size + 2:]
+            if last:
+                return bytes(body), True
+
 
 
 def request(method, path, body=b"", key=None, fields=(), version="1.1"):

@@ -11,7 +11,8 @@ from llmgw.parse.http1 import ResponseHead
 Fields = Tuple[Tuple[bytes, bytes], ...]
 
 _PHRASES = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
-_TYPES = {401: "authentication_error", 403: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "authentication_error", 429: "rate_limit_error",
+          501: "invalid_request_error", 505: "invalid_request_error"}
 
 # Of a response only these pass, and x-* and openai-* besides those that the engine and we both write:
 # an upstream may reflect the key that we sent it (router.md R29).

@@ -251,8 +251,8 @@ class Flow(Owner):
         stats.codes[code] = stats.codes.get(code, 0) + 1
         started = self.request.started
         stats.seconds.observe(now - started)
-        if self.lease is not None and self.lease.scanner is not None and self.request.answered_at:
-            stats.ttft.observe(self.request.answered_at - started)
+        if self.lease is not None and self.lease.scanner is not None:
+            stats.ttft.observe((self.request.answered_at or now) - started)
 
     def client_gone(self) -> None:
         if not self.over:

@@ -111,7 +111,7 @@ class _Up:
     def __init__(self, options: argparse.Namespace, wanted: Wanted, folder: str, roles: Roles) -> None:
         self._options, self._wanted, self._folder, self._roles = options, wanted, folder, roles
         self._told = Told()
-        self._announced, self._answered = "", ""
+        self._announced, self._answered, self._problem = "", "", ""
         self._resolving_since, self._advised = 0.0, False
         self._trial: Optional[threading.Thread] = None
         self._client: ControlClient
@@ -130,7 +130,7 @@ class _Up:
         self._roles.start_agent(self._server)
         self._router = self._roles.start_router(self._server)
         self._bring_model()
-        if self._wanted.expects_none:
+        if self._wanted.none:
             self._announce_empty()
         while True:
             self._look()
@@ -168,13 +168,18 @@ class _Up:
     def _look(self) -> None:
         """Say what changed; announce the first model that is ready and answers."""
         try:
-            models = self._client.items(paths.MODELS, wire.MODEL_VIEW)
+            data = self._client.json("GET", paths.MODELS)
+            models = [wire.MODEL_VIEW.decode(item, "model") for item in data["items"]]
             nodes = self._client.items(paths.NODES, wire.NODE_VIEW)
             news = self._told.news(nodes, models, self._client.items(paths.REPLICAS, wire.REPLICA_VIEW))
         except (Unreachable, ApiError, TryAgain):
             return self._roles.check()       # a server that died is told of there
         for sentence in news:
             say(sentence)
+        problem = str(data.get("config_problem") or "")
+        if problem != self._problem:
+            say(f"not used, what ran before goes on: {problem}" if problem else "server.yaml is in order again")
+            self._problem = problem
         self._advise(nodes)
         ready = [model for model in models if model.ready]
         if ready and self._announced in ("", "-"):

@@ -37,10 +37,6 @@ class Wanted:
     config: str = ""
     none: bool = False
 
-    @property
-    def expects_none(self) -> bool:
-        return self.none
-
     def config_path(self, folder: str) -> str:
         return self.config or os.path.join(folder, "server.yaml")
 

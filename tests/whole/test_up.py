@@ -170,6 +170,14 @@ def test_the_end_leaves_no_process_behind(first):
         assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_no_log_holds_a_key_or_a_token(first):
+    folder, seen = first
+    secrets = [seen["ready"]["key"]] + [path.read_text().strip() for path in (folder / "server" / "tokens").iterdir()]
+    assert len(secrets) >= 5 and all(len(secret) > 40 for secret in secrets)
+    texts = [path.read_text(errors="replace") for path in folder.rglob("*.log*")] + [seen["err"]]
+    assert len(texts) >= 5 and not [secret for secret in secrets for text in texts if secret in text]
+
+
 def test_the_second_start_needs_nothing_and_keeps_the_key(pyz, words, first):
     folder, seen = first
     began = time.monotonic()
@@ -238,3 +246,31 @@ def test_a_broken_configuration_is_one_sentence_and_exit_78(pyz, tmp_path):
         assert up.process.wait(60) == 78
         assert "llmgw: the server did not start: " in up.err and "line 2: modles: unknown key" in up.err
         assert "Traceback" not in up.err
+
+
+def test_an_edit_that_cannot_be_used_is_told_while_it_serves_on(pyz, tmp_path):
+    with running(pyz, tmp_path / "data", "--no-model") as up:
+        up.ready()
+        config = tmp_path / "data" / "server.yaml"
+        good = config.read_text()
+        config.write_text(good + "modles: []\n")
+        up.wait(lambda: "modles: unknown key" in up.err, "the edit is not told")
+        config.write_text(good)
+        up.wait(lambda: "server.yaml is in order again" in up.err, "the repair is not told")
+
+
+def test_a_file_that_is_no_model_is_one_sentence_and_everything_stopped(pyz, gemma, tmp_path):
+    cut = tmp_path / "cut.gguf"
+    with open(gemma, "rb") as whole:
+        cut.write_bytes(whole.read(1 << 20))
+    with running(pyz, tmp_path / "data", "--model", str(cut)) as up:
+        assert up.process.wait(60) == 1
+        assert up.err.count("llmgw: ") == 1 and "cut.gguf: not a usable GGUF file" in up.err
+    assert left_behind(tmp_path / "data") == []
+
+
+def test_a_terminal_that_goes_away_ends_it_in_order(pyz, tmp_path):
+    with running(pyz, tmp_path / "data", "--no-model") as up:
+        up.ready()
+        assert up.stop(signal.SIGHUP) == 0
+    assert left_behind(tmp_path / "data") == []

@@ -12,7 +12,6 @@ from llmgw.domain.errors import ConfigError, Unreachable
 from llmgw.domain.secret import Secret
 from llmgw.system import data_dir, files
 
-
 _open: List[ControlClient] = []
 
 

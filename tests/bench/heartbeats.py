@@ -18,13 +18,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
 
-from tests.server.running import RunningServer  # noqa: E402
-
 from llmgw.api import paths, wire  # noqa: E402
 from llmgw.domain.engine import EngineObserved, EnginePhase  # noqa: E402
 from llmgw.domain.heartbeat import NodeObserved  # noqa: E402
 from llmgw.domain.node import Gpu, NodeFacts, NodeIdentity  # noqa: E402
 from llmgw.domain.replica import ShardObserved, ShardState  # noqa: E402
+from tests.server.running import RunningServer  # noqa: E402
 
 CONFIG = "engines:\n  llama.cpp: {version: b10991}\nmodels:\n" + "".join(
     f"  - name: model-{number}\n    engine: llama.cpp\n    weights: mirror:m\n    replicas: 10\n    gpus: 1\n"

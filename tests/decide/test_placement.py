@@ -5,12 +5,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.decide.fleet import (GIB, INSTALLED, ON_CUDA, SILENT, SUSPECT, VERSION, gpu, node, row, seen, spec, weights)
 
 from llmgw.decide import fit
 from llmgw.decide.placement import Board, Need, Placed, Unplaced
 from llmgw.domain.engine import EngineObserved, EnginePhase
 from llmgw.domain.replica import GpuSlot, ShardState
+from tests.decide.fleet import GIB, INSTALLED, ON_CUDA, SILENT, SUSPECT, VERSION, gpu, node, row, seen, spec, weights
 
 
 def place(nodes, model=None, of=None, replicas=(), version=VERSION):

@@ -7,15 +7,37 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.decide.fleet import (ALIVE, INSTALLED, LOST, SILENT, SUSPECT, UNREACHABLE, node, row, seen, spec, want,
-                                weights)
 
 from llmgw.decide.liveness import NodeLife
-from llmgw.decide.replicas import (DRAIN_GRACE_SECONDS, Drain, Health, Place, Remove, Stop, Traffic, health, reconcile,
-                                   stops_too_many)
+from llmgw.decide.replicas import (
+    DRAIN_GRACE_SECONDS,
+    Drain,
+    Health,
+    Place,
+    Remove,
+    Stop,
+    Traffic,
+    health,
+    reconcile,
+    stops_too_many,
+)
 from llmgw.domain.heartbeat import NodeObserved
 from llmgw.domain.replica import Replica, ReplicaWish, ShardState
 from llmgw.domain.secret import Secret
+from tests.decide.fleet import (
+    ALIVE,
+    INSTALLED,
+    LOST,
+    SILENT,
+    SUSPECT,
+    UNREACHABLE,
+    node,
+    row,
+    seen,
+    spec,
+    want,
+    weights,
+)
 
 CPU = {"gpus": 0}
 

@@ -9,13 +9,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tests.fakes import gguf_file
 
 from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
 from llmgw.server.mirror import Mirror
 from llmgw.server.store_sqlite import SqliteStore
 from llmgw.system.clock import Clock
+from tests.fakes import gguf_file
 
 DATA = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -10,13 +10,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.server.running import CONFIG, DEADLINE, RunningServer, StandInNode, StandInRouter, until, upload
 
 from llmgw.api import paths, wire
 from llmgw.domain.errors import ApiError
 from llmgw.domain.heartbeat import LogTail
 from llmgw.domain.replica import ShardState
 from llmgw.system.http_client import HttpClient
+from tests.server.running import CONFIG, DEADLINE, RunningServer, StandInNode, StandInRouter, until, upload
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_kill_loses_nothing_and_after_the_restart_everything_is_as_it_was(serv
         assert (server.data / "tokens" / "admin").read_text() == token
         router, again = StandInRouter(server), StandInNode(server, "a")
         # a node that has not spoken yet stays routed: a restart is no news about nodes
-        first = until(lambda: router.poll(), "a table")
+        first = until(router.poll, "a table")
         assert first.models == before.models and first.keys == before.keys
         assert first.revision > before.revision and first.epoch > before.epoch
         again.desired, again.observed = node.desired, node.observed

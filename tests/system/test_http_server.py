@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from llmgw.domain.errors import Conflict, ConfigError, PortTaken
+from llmgw.domain.errors import ConfigError, Conflict, PortTaken
 from llmgw.system.http_client import HttpClient
 from llmgw.system.http_server import HttpServer
 from llmgw.system.routes import Caller, Response, Route, RouteTable, json_response

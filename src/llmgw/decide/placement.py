@@ -15,7 +15,7 @@ from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase
 from llmgw.domain.heartbeat import NodeObserved
 from llmgw.domain.model import ModelSpec, Weights, WeightsPhase
 from llmgw.domain.node import Gpu
-from llmgw.domain.replica import GpuSlot, Replica, Shard, ShardState
+from llmgw.domain.replica import Replica, Shard, ShardState
 
 DISK_RESERVE_BYTES = 1 << 30
 

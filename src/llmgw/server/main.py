@@ -27,7 +27,7 @@ from llmgw.server.routes_feed import RoutesFeed
 from llmgw.server.sources import Sources, optional_part
 from llmgw.server.store_sqlite import SqliteStore
 from llmgw.server.tokens import Tokens
-from llmgw.system import data_dir, files, http_server, logs, loop
+from llmgw.system import data_dir, files, http_server, logs, loop, open_files
 from llmgw.system.clock import Clock
 from llmgw.system.http_server import HttpServer
 from llmgw.system.routes import Route, RouteTable
@@ -67,6 +67,7 @@ def run(argv: List[str], debug: bool = False) -> int:
         stop.set()
         poke.set()
 
+    open_files.raise_open_files()
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     lock = files.FolderLock(folder, "server")

@@ -15,7 +15,7 @@ import queue
 import sqlite3
 import threading
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Deque, Dict, List, Optional, Sequence, Tuple
 
 from llmgw.domain.errors import DiskFull, LlmgwError, StorageError, TryAgain
 from llmgw.parse.mounts import network_filesystem

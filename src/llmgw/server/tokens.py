@@ -70,7 +70,7 @@ class Tokens:
         if match is None or match.group(1) != role:
             raise StorageError(f"{path}: not a token of role {role}",
                                hint="remove the file: the next start makes a new one")
-        row = {"id": match.group(2), "role": role, "sha256": sha256(token), "first": True}
+        row: Dict[str, Any] = {"id": match.group(2), "role": role, "sha256": sha256(token), "first": True}
         stale: List[Operation] = [
             Delete(entry.key) for entry in self._store.range(records.TOKENS)
             if entry.value["role"] == role and entry.value["first"] and entry.value != row]

@@ -12,11 +12,12 @@ from typing import List, Optional
 
 from llmgw.agent.gate import Gate
 from llmgw.api import wire
-from llmgw.domain.errors import ConfigError, LlmgwError, PortTaken
+from llmgw.domain.errors import ConfigError, LlmgwError
 from llmgw.domain.gate import GateTable
 from llmgw.relay.server import Listener
 from llmgw.system import files, logs
 from llmgw.system.open_files import raise_open_files
+from llmgw.system.ports import cannot_listen
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,8 @@ class _Doorway:
         try:
             await self._listener.listen(host, port)
         except OSError as error:
-            raise PortTaken(f"the gate cannot listen on {host}:{port}: {error.strerror or error}",
-                            hint="end what listens there, or give the agent another gate port") from error
+            raise cannot_listen("the gate", host, port, error,
+                                "stop it, or give the agent another --gate-port") from error
         self._address = (host, port)
         log.info("listening host=%s port=%d", host, port)
 

@@ -12,7 +12,7 @@ import time
 from typing import List, Optional
 
 from llmgw.api.client import ControlClient
-from llmgw.domain.errors import ConfigError, PortTaken, UsageError
+from llmgw.domain.errors import ConfigError, UsageError
 from llmgw.domain.route import RouterReport, RouteTable
 from llmgw.domain.secret import Secret
 from llmgw.router import control
@@ -21,6 +21,7 @@ from llmgw.router.flow import FIRST_BYTE_SECONDS
 from llmgw.router.scraper import scrape_for_ever
 from llmgw.system import data_dir, files, logs
 from llmgw.system.open_files import raise_open_files
+from llmgw.system.ports import cannot_listen
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +129,8 @@ class _Process:
         try:
             port = await self.router.listener.listen(self._host, self._port)
         except OSError as error:
-            raise PortTaken(f"the router cannot listen on {self._host}:{self._port}: {error.strerror or error}",
-                            hint="end what listens there, or choose another with --listen") from error
+            raise cannot_listen("the router", self._host, self._port, error,
+                                "stop it, or choose another port with --listen HOST:PORT") from error
         self.router.name = self._name or f"{os.uname().nodename}-{port}"
         host = f"[{self._host}]" if ":" in self._host else self._host
         files.write_json(self._endpoint_file, {"url": f"http://{host}:{port}", "pid": os.getpid()})

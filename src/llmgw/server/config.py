@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, List, Optional, Tuple
 
 from llmgw.decide.replicas import Wanted, stops_too_many
 from llmgw.domain.cluster import ClusterConfig
-from llmgw.domain.errors import ConfigError, LlmgwError
+from llmgw.domain.errors import ConfigError, LlmgwError, StorageError
 from llmgw.domain.model import ModelSpec
 from llmgw.engines import registry
 from llmgw.parse import cluster_yaml
@@ -18,8 +18,6 @@ from llmgw.server import records
 from llmgw.server.events import Events
 from llmgw.server.store import Store, put
 from llmgw.system import files
-
-log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 20      # of a file that it names
@@ -53,7 +51,10 @@ class ConfigFile:
 
     def load(self) -> Loaded:
         """Return what the file says now; ConfigError names file, line and key."""
-        data = files.read_bytes(self.path, MAX_BYTES)
+        try:
+            data = files.read_bytes(self.path, MAX_BYTES)
+        except StorageError as error:        # too large, a folder, not ours to read
+            raise ConfigError(error.message, hint=error.hint or "check that this is the right file") from None
         if data is None:
             raise ConfigError(f"{self.path}: no such file", hint="name it with --config FILE")
         return self.decode(data)
@@ -107,6 +108,7 @@ class ConfigWatch:
                  running: records.Replicas) -> None:
         self._file, self._store, self._events, self._running = file, store, events, running
         self._lock = threading.Lock()
+        self._unkept = False          # an edit that is fine waits for a store that can be written
         entry = store.get(records.APPLIED)
         self._digest = str(entry.value["sha256"]) if entry is not None else ""
         current = loaded.config
@@ -119,9 +121,12 @@ class ConfigWatch:
             self._consider(loaded, confirmed=False, is_start=True)
 
     def poll(self) -> None:
-        """Take an edit that can be taken; an invalid one changes nothing and is told of once."""
+        """Take an edit that can be taken; an invalid one changes nothing and is told of once.
+
+        One that could not be kept (a full disk) is tried again at every turn.
+        """
         with self._lock:
-            if self._file.is_touched():
+            if self._file.is_touched() or self._unkept:
                 self._read(confirmed=False)
 
     def apply(self, confirmed: bool) -> ConfigState:
@@ -137,16 +142,19 @@ class ConfigWatch:
             return self._file.decode(data) if data.strip() else self._file.load()
 
     def _read(self, confirmed: bool) -> None:
+        self._unkept = False
         try:
             loaded = self._file.load()
+            self._unkept = True
+            if self.state.problem and loaded.digest == self._digest:
+                self._events.add("config", "Repaired", "the file says again what is in force")
+            self._consider(loaded, confirmed)
+            self._unkept = False
         except LlmgwError as error:
             if self.state.problem != error.message:
-                log.error("the edit is not used reason=%s: %s%s", error.reason, error.message,
-                          f" (try: {error.hint})" if error.hint else "")
-                self._events.add("config", error.reason, error.message)
+                self._events.add("config", error.reason, "the edit is not used: " + error.message
+                                 + (f" (try: {error.hint})" if error.hint else ""), logging.ERROR)
             self.state = replace(self.state, problem=error.message)
-            return
-        self._consider(loaded, confirmed)
 
     def _consider(self, loaded: Loaded, confirmed: bool, is_start: bool = False) -> None:
         if loaded.digest == self._digest:

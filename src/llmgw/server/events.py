@@ -12,6 +12,7 @@ from llmgw.domain.view import EventView
 from llmgw.server import records
 from llmgw.server.store import Delete, Operation, Put, Store
 from llmgw.system.clock import Clock
+from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +29,12 @@ class Events:
             self._kept.append(wire.EVENT_VIEW.decode(entry.value, entry.key))
         self._next = self._kept[-1].id + 1 if self._kept else 1
         self._unwritten: List[EventView] = []
+        self._said = Said()
         self._added = threading.Condition()
 
-    def add(self, subject: str, reason: str, message: str) -> None:
+    def add(self, subject: str, reason: str, message: str, level: int = logging.INFO) -> None:
         """Tell of one change; it is logged too."""
-        log.info("%s reason=%s: %s", subject, reason, message)
+        log.log(level, "%s reason=%s: %s", subject, reason, message)
         with self._added:
             event = EventView(self._next, self._clock.wall(), subject, reason, message)
             self._next += 1
@@ -53,13 +55,17 @@ class Events:
             oldest = self._kept[0].id if self._kept else 0
         if not new:
             return
-        operations: List[Operation] = [Put(_key(event.id), wire.EVENT_VIEW.encode(event)) for event in new]
+        operations: List[Operation] = [Put(_key(event.id), wire.EVENT_VIEW.encode(event)) for event in new
+                                       if event.id >= oldest]
         operations += [Delete(entry.key) for entry in self._store.range(records.EVENTS)
                        if entry.key < _key(oldest)]
         try:
             self._store.txn((), operations)
+            if self._said.is_over("flush"):
+                log.info("events are written again")
         except LlmgwError as error:
-            log.warning("events were not written: %s", error.message)
+            if self._said.is_new("flush", error.message):
+                log.warning("events are not written, a restart would forget them: %s", error.message)
 
     def wake(self) -> None:
         """Let waiting readers go; the server stops."""

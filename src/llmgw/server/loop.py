@@ -30,6 +30,7 @@ from llmgw.server.store import Compare, Delete, Operation, Store, put
 from llmgw.server.tokens import Tokens
 from llmgw.server.transitions import Transitions
 from llmgw.system.clock import Clock
+from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Reconciler:
         self._observing = parts.store.get(records.RESTORED) is not None
         parts.nodes.silent_answers = self._observing
         self._transitions = Transitions(parts.events)
+        self._said = Said()
 
     def _next_epoch(self, seen: int) -> int:
         put(self._parts.store, records.EPOCH, seen + 1)
@@ -144,17 +146,18 @@ class Reconciler:
         states = self.node_states(verdict)
         traffic = self.traffic()
         plan = replicas.reconcile(wanted, rows, tuple(states.values()), traffic)
+        unplaced = dict(plan.unplaced)
         if self._observing:
             self._observe()
         elif plan.steps:
-            self._act(plan.steps)
+            unplaced.update(self._act(plan.steps))
             rows = [row for _, row in parts.rows.all()]
             self._publish(rows, verdict)
-        models = routes_table.routed_models(wanted, rows, states, traffic.answering, plan.unplaced,
+        models = routes_table.routed_models(wanted, rows, states, traffic.answering, unplaced,
                                             parts.feed.table)
         parts.feed.publish(parts.config.state.current.cluster, self.epoch, models, parts.tokens.routed())
         parts.routers.note_drains({row.id: row for row in rows}, parts.feed.table.revision)
-        self.snapshot = Snapshot(parts.config.state.current, wanted, tuple(rows), states, plan.unplaced, models,
+        self.snapshot = Snapshot(parts.config.state.current, wanted, tuple(rows), states, unplaced, models,
                                  verdict.suspicion)
         self._transitions.note(self.snapshot)
 
@@ -178,8 +181,11 @@ class Reconciler:
                         row.key, shard.gpus))
         self._parts.nodes.publish({name: NodeDesired(engines, tuple(wanted)) for name, wanted in shards.items()})
 
-    def _act(self, steps: Tuple[Step, ...]) -> None:
-        """Write each step on its own; a row that changed meanwhile is left to the next turn."""
+    def _act(self, steps: Tuple[Step, ...]) -> Dict[str, Tuple[str, ...]]:
+        """Write each step on its own; a row that changed meanwhile is left to the next turn.
+
+        Returns the models that have no place because it could not be written down, and why.
+        """
         entries = {row.id: (entry, row) for entry, row in self._parts.rows.all()}
         everybody = [row for _, row in entries.values()]
         for step in steps:
@@ -189,9 +195,13 @@ class Reconciler:
                 elif step.replica in entries:
                     entry, row = entries[step.replica]
                     self._change(step, row, Compare(entry.key, entry.revision), everybody)
+                self._said.is_over("step")
             except LlmgwError as error:
-                log.warning("step not written, the next turn tries again reason=%s: %s", error.reason, error.message)
-                return
+                if self._said.is_new("step", error.message):
+                    log.warning("step not written, the next turn tries again reason=%s: %s", error.reason,
+                                error.message)
+                return {step.need.spec.name: (error.message,) for step in steps if isinstance(step, Place)}
+        return {}
 
     def _place(self, step: Place) -> None:
         parts, spec = self._parts, step.need.spec

@@ -16,7 +16,7 @@ from typing import BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
 from llmgw.api import paths, wire
 from llmgw.domain.digest import blob_path, fingerprint, sha256_hex
 from llmgw.domain.engine import ENGINES, Asset
-from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError, TooLarge
+from llmgw.domain.errors import Conflict, DigestMismatch, DiskFull, NotFound, ParseError, TooLarge
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.names import check_name
 from llmgw.domain.view import EngineArchive
@@ -29,6 +29,7 @@ from llmgw.system.clock import Clock
 log = logging.getLogger(__name__)
 
 MAX_FILES = 2000
+RESERVE_BYTES = 64 << 20      # kept free for the database, which shares the disk
 
 
 class _Part:
@@ -118,8 +119,9 @@ class Mirror:
 
     def _check_space(self, size_bytes: int) -> None:
         free = files.free_bytes(self.folder)
-        if free < size_bytes + (64 << 20):
-            raise files.storage_error("write", self.folder, OSError(28, "no space left"))
+        if free < size_bytes + RESERVE_BYTES:
+            raise DiskFull(f"no space left in {self.folder}: {size_bytes} bytes are to be written, {free} are free, "
+                           f"of which {RESERVE_BYTES} are kept", hint=f"free some space on the filesystem of {self.folder}")
 
     def finish(self, digest: str, size_bytes: int) -> None:
         """Verify the whole upload and give the blob its name; what is wrong is thrown away."""
@@ -273,22 +275,24 @@ class Mirror:
         digest, _, size_bytes = hashing.hash_file(path)
         if not self.has(digest):
             scratch = self._part_path(digest) + ".copy"
-            with files.storing("copy", path), open(path, "rb") as data:
-                self._check_space(size_bytes)
-                handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                with os.fdopen(handle, "wb") as out:
-                    while True:
-                        piece = data.read(paths.PIECE_BYTES)
-                        if not piece:
-                            break
-                        out.write(piece)
-            actual = hashing.hash_file(scratch)[0]
-            if actual != digest:
-                files.remove(scratch)
-                raise Conflict(f"{path}: the file changed while it was read")
-            self.adopt(scratch, digest)
+            try:
+                self._copy(path, scratch, size_bytes)
+                if hashing.hash_file(scratch)[0] != digest:
+                    raise Conflict(f"{path}: the file changed while it was read")
+                self.adopt(scratch, digest)
+            except BaseException:
+                files.remove(scratch)        # a full disk needs the room
+                raise
         flat = os.path.basename(path)
         return self.complete(Weights(name, "", (WeightsFile(flat, size_bytes, digest),), source=source))
+
+    def _copy(self, path: str, scratch: str, size_bytes: int) -> None:
+        self._check_space(size_bytes)
+        with files.storing("read", path), open(path, "rb") as data, files.storing("write", scratch):
+            handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as out:
+                for piece in iter(lambda: data.read(paths.PIECE_BYTES), b""):
+                    out.write(piece)
 
     def check_piece(self, piece: bytes) -> None:
         if len(piece) > paths.PIECE_BYTES:

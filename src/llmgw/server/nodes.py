@@ -5,7 +5,7 @@ import logging
 import secrets
 import threading
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 from llmgw.decide.liveness import HEARTBEAT_SECONDS, SUSPECT_SECONDS, Seen
 from llmgw.domain.engine import EnginePhase
@@ -15,6 +15,7 @@ from llmgw.domain.replica import ShardState
 from llmgw.server import records
 from llmgw.server.store import Compare, Delete, Put, Store
 from llmgw.system.clock import Clock
+from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Nodes:
         self._known = {entry.value["name"] for entry in store.range(records.NODES)}
         self._desired: Dict[str, Tuple[int, NodeDesired]] = {}
         self._requests: Dict[str, List[Tuple[float, NodeRequest]]] = {}
+        self._said = Said()
         self._tails: Dict[str, Tuple[threading.Event, List[LogTail]]] = {}
         self.changes = 0              # grows when a node said something new, not with every heartbeat
         self.heartbeats = 0
@@ -77,8 +79,10 @@ class Nodes:
         try:
             self._store.txn([Compare(records.NODES + name, 0)], [Put(records.NODES + name, row)])
         except LlmgwError as error:
-            log.warning("node=%s was not remembered, will be tried again: %s", name, error.message)
+            if self._said.is_new(name, error.message):
+                log.warning("node=%s is not remembered yet, each heartbeat tries again: %s", name, error.message)
             return
+        self._said.is_over(name)
         self._known.add(name)
 
     def answer(self, observed: NodeObserved, cluster: str, epoch: int) -> HeartbeatAnswer:
@@ -166,15 +170,17 @@ class Nodes:
 
     def ask_log_tail(self, node: str, shard: str, size: int, wait_seconds: float) -> LogTail:
         """Return the end of a shard's log, once the node sends it; TryAgain when it does not in time."""
-        request = NodeRequest(secrets.token_hex(8), "log-tail", {"shard": shard, "replica": shard.rpartition(".")[0], "bytes": str(size)})
-        arrived, box = threading.Event(), []  # type: ignore[var-annotated]
+        request = NodeRequest(secrets.token_hex(8), "log-tail", {
+            "shard": shard, "replica": shard.rpartition(".")[0], "bytes": str(size)})
+        arrived = threading.Event()
+        box: List[LogTail] = []
         with self._lock:
             self._tails[request.id] = (arrived, box)
             self._requests.setdefault(node, []).append((self._clock.monotonic() + REQUEST_SECONDS, request))
         try:
             if not arrived.wait(wait_seconds):
                 raise TryAgain(f"node {node} did not send the log within {wait_seconds:g} seconds")
-            return box[0]                     # type: ignore[no-any-return]
+            return box[0]
         finally:
             with self._lock:
                 self._tails.pop(request.id, None)

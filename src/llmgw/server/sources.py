@@ -6,16 +6,33 @@ import importlib
 import logging
 import os
 import threading
+import time
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw.api import wire
-from llmgw.domain.errors import LlmgwError
+from llmgw.domain.errors import DiskFull, LlmgwError, StorageError, TryAgain
 from llmgw.domain.model import ModelSpec, Weights
 from llmgw.server import records
 from llmgw.server.mirror import Mirror
 from llmgw.server.store import Store, put
+from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 15.0          # until a file is read again that the disk, not the file, kept from the mirror
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Why a file as it was (mtime, size) did not come into the mirror, and when to try again (None: never)."""
+
+    identity: Tuple[int, int]
+    sentence: str
+    again_at: Optional[float]
+
+    def holds(self, identity: Tuple[int, int]) -> bool:
+        return self.identity == identity and (self.again_at is None or time.monotonic() < self.again_at)
 
 
 class Sources:
@@ -24,7 +41,8 @@ class Sources:
     def __init__(self, store: Store, mirror: Mirror, hub: Optional[Any], poke: threading.Event) -> None:
         self._store, self._mirror, self._hub, self._poke = store, mirror, hub, poke
         self._lock = threading.Lock()
-        self._problems: Dict[str, Tuple[Tuple[int, int], str]] = {}   # path: (of this file, sentence)
+        self._problems: Dict[str, _Problem] = {}      # by path
+        self._said = Said()
         self._running: Dict[str, str] = {}
 
     def weights(self, spec: ModelSpec) -> Tuple[Optional[Weights], str]:
@@ -66,12 +84,14 @@ class Sources:
             return wire.WEIGHTS.decode(entry.value["weights"], entry.key), ""
         with self._lock:
             problem = self._problems.get(path)
-            if problem is not None and problem[0] == identity:
-                return None, problem[1]
+            if problem is not None and problem.holds(identity):
+                return None, problem.sentence
             if path not in self._running:
                 self._running[path] = name
                 threading.Thread(target=self._import, args=(path, name, identity), name="import-file",
                                  daemon=True).start()
+            if problem is not None and problem.identity == identity:
+                return None, problem.sentence         # until the next try has ended
         return None, f"reading {path} into the mirror"
 
     def _import(self, path: str, name: str, identity: Tuple[int, int]) -> None:
@@ -80,10 +100,14 @@ class Sources:
             put(self._store, _key(path, name), {
                 "path": path, "mtime_ns": identity[0], "size_bytes": identity[1],
                 "weights": wire.WEIGHTS.encode(weights)})
+            self._said.is_over(path)
         except LlmgwError as error:
-            log.error("cannot import path=%s reason=%s: %s", path, error.reason, error.message)
+            if self._said.is_new(path, error.message):
+                log.error("cannot import path=%s reason=%s: %s", path, error.reason, error.message)
+            passes = isinstance(error, (DiskFull, StorageError, TryAgain))
             with self._lock:
-                self._problems[path] = (identity, error.message)
+                self._problems[path] = _Problem(identity, error.message,
+                                                time.monotonic() + AGAIN_SECONDS if passes else None)
         finally:
             with self._lock:
                 self._running.pop(path, None)

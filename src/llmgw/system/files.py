@@ -25,6 +25,9 @@ def storage_error(what: str, path: str, error: OSError) -> LlmgwError:
     if error.errno == errno.EROFS:
         return StorageError(f"cannot {what} {path}: the filesystem is read-only",
                             hint="choose another folder with --data-dir")
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return StorageError(f"cannot {what} {path}: there is a file where a folder is needed",
+                            hint="choose another folder with --data-dir, or move the file away")
     return StorageError(f"cannot {what} {path}: {error.strerror or error}")
 
 
@@ -130,8 +133,9 @@ class FolderLock:
             raise AlreadyRunning(
                 f"{folder}: another {who} (pid {pid}) uses this data folder",
                 hint=f"stop it, or give this one another folder with --data-dir") from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):       # a full disk: the lock holds without the pid in it
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         os.close(self._handle)

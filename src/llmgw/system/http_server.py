@@ -5,7 +5,6 @@ read, and there is one strict reader in front of all handlers (http_head).
 """
 from __future__ import annotations
 
-import errno
 import ipaddress
 import logging
 import socket
@@ -13,9 +12,10 @@ import threading
 import time
 from typing import Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
-from llmgw.domain.errors import ApiError, ConfigError, Forbidden, LlmgwError, PortTaken
+from llmgw.domain.errors import ApiError, ConfigError, Forbidden
 from llmgw.system.http_conversation import Conversation, Gone
 from llmgw.system.http_head import Head
+from llmgw.system.ports import cannot_listen
 from llmgw.system.routes import Admitted, RouteTable
 
 log = logging.getLogger(__name__)
@@ -166,19 +166,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return sock
     except (OSError, OverflowError) as error:
         sock.close()
-        raise _listen_error(host, port, error) from error
-
-
-def _listen_error(host: str, port: int, error: Exception) -> LlmgwError:
-    number = getattr(error, "errno", None)
-    if number == errno.EADDRINUSE:
-        return PortTaken(f"cannot listen on {host}:{port}: another program listens there",
-                         hint="stop it, or choose another port with --listen HOST:PORT")
-    if number == errno.EACCES:
-        return ConfigError(f"cannot listen on {host}:{port}: not allowed to",
-                           hint="choose a port above 1023")
-    return ConfigError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
-                       hint="is it an address of this machine?")
+        raise cannot_listen("the server", host, port, error,
+                            "stop it, or choose another port with --listen HOST:PORT") from error
 
 
 def _is_address(host: str) -> bool:

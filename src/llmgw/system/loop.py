@@ -5,6 +5,9 @@ import logging
 import threading
 from typing import Callable, Optional
 
+from llmgw.domain.errors import LlmgwError
+from llmgw.system.logs import Said
+
 log = logging.getLogger(__name__)
 
 
@@ -12,16 +15,25 @@ def repeat(name: str, turn: Callable[[], Optional[float]], *, every: float, stop
            poke: Optional[threading.Event] = None) -> None:
     """Run ``turn`` now and then every ``every`` seconds, sooner when ``poke`` is set.
 
-    A turn may fail, the loop may not: what escapes is a bug and its traceback is
-    logged. A turn may return the seconds to wait instead of ``every``.
+    A turn may fail, the loop may not. A fault of ours (a full disk) is a sentence, anything
+    else is a bug and a traceback; each is logged when it is new, not at every turn.
+    A turn may return the seconds to wait instead of ``every``.
     Whoever sets ``stop`` sets ``poke`` too, or waits up to one period.
     """
+    said = Said()
     while not stop.is_set():
         wait: Optional[float] = None
         try:
             wait = turn()
-        except Exception:
-            log.exception("loop turn failed loop=%s", name)
+            if said.is_over(name):
+                log.info("loop goes on loop=%s", name)
+        except LlmgwError as error:
+            if said.is_new(name, error.message):
+                log.error("loop turn failed, it is tried again loop=%s reason=%s: %s", name, error.reason,
+                          error.message)
+        except Exception as error:
+            if said.is_new(name, repr(error)):
+                log.exception("loop turn failed loop=%s", name)
         pause = every if wait is None else wait
         if poke is not None:
             poke.wait(pause)

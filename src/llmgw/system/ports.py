@@ -1,7 +1,20 @@
 """Which TCP ports of this machine are free."""
 from __future__ import annotations
 
+import errno
 import socket
+
+from llmgw.domain.errors import ConfigError, LlmgwError, PortTaken
+
+
+def cannot_listen(who: str, host: str, port: int, error: Exception, hint: str) -> LlmgwError:
+    """Return our error for a bind that failed; ``hint`` is what to do when another program has the port."""
+    number, where = getattr(error, "errno", None), f"{who} cannot listen on {host}:{port}"
+    if number == errno.EADDRINUSE:
+        return PortTaken(f"{where}: another program listens there", hint=hint)
+    if number == errno.EACCES:
+        return ConfigError(f"{where}: not allowed to", hint="choose a port above 1023")
+    return ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}", hint="is it an address of this machine?")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -28,6 +28,7 @@ OPEN = {
     ("GET", paths.ENGINES): {"viewer", "admin"},
     ("GET", paths.EVENTS): {"viewer", "admin"},
     ("GET", paths.REPLICA_LOG): {"admin"},
+    ("DELETE", paths.NODE): {"admin"},
     ("POST", paths.DRAIN_NODE): {"admin"}, ("DELETE", paths.DRAIN_NODE): {"admin"},
     ("GET", paths.KEYS): {"admin"}, ("POST", paths.KEYS): {"admin"}, ("DELETE", paths.KEY): {"admin"},
     ("GET", paths.MIRROR): {"viewer", "admin"},

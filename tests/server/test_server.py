@@ -269,6 +269,21 @@ def test_a_drained_node_gets_nothing_new_and_its_replica_moves(server):
     until(lambda: not {item.name: item for item in client.items(paths.NODES, wire.NODE_VIEW)}[where].draining)
 
 
+def test_a_node_that_is_gone_for_good_is_forgotten_and_its_replica_replaced(server):
+    nodes = served(server, "a", "b")
+    where = replicas(server)[0].shards[0].node
+    gone = next(node for node in nodes if node.name == where)
+    left = next(node for node in nodes if node.name != where)
+    path = paths.fill(paths.NODE, node=where)
+    with pytest.raises(ApiError, match="is alive"):
+        server.client().json("DELETE", path)
+    gone.observed = replace(gone.observed, stopping=True)
+    gone.beat()
+    server.client().json("DELETE", path)
+    beat_until([left], lambda: [item.shards[0].node for item in replicas(server)] == [left.name], "the replacement")
+    assert [item.name for item in server.client().items(paths.NODES, wire.NODE_VIEW)] == [left.name]
+
+
 def test_a_crashlooping_replica_shows_its_node_s_words(server):
     node, = served(server, "a")
     node.state = ShardState.CRASHLOOP

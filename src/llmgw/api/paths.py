@@ -18,6 +18,7 @@ ROUTES = "/v1/routes"                                # GET ?after=REVISION&wait=
 ROUTER_REPORT = "/v1/routers/{router}/report"        # POST RouterReport
 
 NODES = "/v1/nodes"
+NODE = "/v1/nodes/{node}"                            # DELETE: forget one that is gone for good
 MODELS = "/v1/models"
 REPLICAS = "/v1/replicas"
 ENGINES = "/v1/engines"

@@ -72,8 +72,7 @@ class EngineAssets:
 
     def activity(self) -> List[str]:
         """Return a sentence for every fetch under way."""
-        with self._lock:
-            return [f"fetching {' '.join(key)}" for key, fetch in self._fetches.items() if not fetch.done.is_set()]
+        return [] if self._releases is None else list(self._releases.activity())
 
     def _start(self, key: Tuple[str, str, str]) -> _Fetch:
         with self._lock:

@@ -34,6 +34,7 @@ class AdminHandlers:
             Route("GET", paths.KEYS, ADMIN, self.keys),
             Route("POST", paths.KEYS, ADMIN, self.make_key),
             Route("DELETE", paths.KEY, ADMIN, self.revoke_key),
+            Route("DELETE", paths.NODE, ADMIN, self.forget_node),
             Route("POST", paths.DRAIN_NODE, ADMIN, self.drain),
             Route("DELETE", paths.DRAIN_NODE, ADMIN, self.undrain),
             Route("GET", paths.MIRROR, READERS, self.mirror),
@@ -78,6 +79,13 @@ class AdminHandlers:
     def _set_drain(self, node: str, draining: bool) -> Response:
         self._parts.nodes.drain(node, draining)
         self._parts.events.add(f"node/{node}", "Drain" if draining else "Undrain", "by an admin")
+        return Response(204)
+
+    def forget_node(self, request: Request) -> Response:
+        """Forget a node that is gone for good; its replicas are replaced at once."""
+        node = request.args["node"]
+        self._parts.nodes.forget(node)
+        self._parts.events.add(f"node/{node}", "Forgotten", "by an admin")
         return Response(204)
 
     # The mirror.

@@ -16,7 +16,7 @@ from typing import BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
 from llmgw.api import paths, wire
 from llmgw.domain.digest import blob_path, fingerprint, sha256_hex
 from llmgw.domain.engine import ENGINES, Asset
-from llmgw.domain.errors import Conflict, DigestMismatch, DiskFull, NotFound, ParseError, TooLarge
+from llmgw.domain.errors import Conflict, DigestMismatch, DiskFull, NotFound, ParseError
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.names import check_name
 from llmgw.domain.view import EngineArchive
@@ -293,10 +293,6 @@ class Mirror:
             with os.fdopen(handle, "wb") as out:
                 for piece in iter(lambda: data.read(paths.PIECE_BYTES), b""):
                     out.write(piece)
-
-    def check_piece(self, piece: bytes) -> None:
-        if len(piece) > paths.PIECE_BYTES:
-            raise TooLarge(f"a piece of {len(piece)} bytes, at most {paths.PIECE_BYTES} are taken")
 
 
 def _archive_key(engine: str, version: str, name: str) -> str:

@@ -61,7 +61,8 @@ class Sources:
     def activity(self) -> List[str]:
         """Return a sentence for everything under way."""
         with self._lock:
-            return [f"reading {path}" for path in self._running]
+            reading = [f"reading {path}" for path in self._running]
+        return reading if self._hub is None else [*reading, *self._hub.activity()]
 
     def _from_hub(self, spec: ModelSpec) -> Tuple[Optional[Weights], str]:
         if self._hub is None:

@@ -140,12 +140,15 @@ class GateKeeper:
         """Return what our gate says of itself; empty when it says nothing, or somebody else answers."""
         assert self._identity is not None
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
+        client = HttpClient(f"http://{host}:{self._port}", timeout=2.0)
         try:
-            answer = HttpClient(f"http://{host}:{self._port}", timeout=2.0).request("GET", "/healthz")
+            answer = client.request("GET", "/healthz")
             said = json.loads(answer.body) if answer.status == 200 else {}
             return said if isinstance(said, dict) and said.get("pid") == self._identity.pid else {}
         except (LlmgwError, ValueError):
             return {}
+        finally:
+            client.close()
 
     def _free_port(self) -> int:
         """Return the configured port, or the next free one, said loudly, when somebody else has it."""

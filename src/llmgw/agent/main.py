@@ -89,6 +89,7 @@ class Agent:
         self._heartbeat.recall()
         self._engines.recall()
         self._weights.recall()
+        self._weights.sweep()
         self._gate.recall()
         self._shards.turn()                  # adopts, so that the first report shows them as they are
 

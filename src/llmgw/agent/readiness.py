@@ -40,6 +40,10 @@ class EngineDoor:
         self._client = HttpClient(f"http://127.0.0.1:{port}", timeout=QUICK_SECONDS)
         self._port = port
 
+    def close(self) -> None:
+        """Give up the kept connections."""
+        self._client.close()
+
     def prove(self, identity: spawn.Identity) -> Finding:
         """Check in this order: our process listens, the key opens and a wrong one does not, the name, one token."""
         try:

@@ -271,6 +271,8 @@ class ShardKeeper:
             spawn.forget(self._row.identity.pid)
         if self._row.port is not None:
             self._ports.give_back(self._row.port)
+        if self._door is not None:
+            self._door.close()
         self._door, self._watch, self._start = None, None, None
 
     def _look_at_start(self, now: float) -> bool:

@@ -38,6 +38,21 @@ class WeightsKeeper:
         for weights in self._held():
             self._put(weights, _phase(self._layout, weights), weights.size_bytes)
 
+    def sweep(self) -> None:
+        """Remove blobs and partial downloads that neither a complete model nor the desired state names."""
+        desired = self._board.desired
+        if desired is None:
+            return
+        kept = {file.sha256 for weights in self._held() for file in weights.files}
+        kept |= {file.sha256 for shard in desired.node.shards for file in shard.weights.files}
+        kept |= {asset.sha256 for engine in desired.node.engines for asset in engine.assets
+                 if not os.path.isdir(self._layout.engine(engine.name, engine.version))}
+        for kind in ("sha256", "partial"):
+            folder = os.path.join(self._layout.root, "blobs", kind)
+            for name in _names(folder):
+                if name not in kept:
+                    files.remove(os.path.join(folder, name))
+
     def turn(self) -> Optional[float]:
         """Fetch what is wanted and not here; remove what nobody wants when room is short."""
         desired = self._board.desired

@@ -31,7 +31,7 @@ def gpu(number, size=80, used=0, name="H100", node="x", mig=False):
 def node(name, memory=64, disk=500, gpus=(), engines=(INSTALLED,), labels=None, shards=(), weights=(),
          liveness=ALIVE, draining=False, acknowledged=True, probed=True, heard=True, gate_port=7802):
     facts = NodeFacts(memory_total_bytes=memory * GIB, memory_available_bytes=int(memory * GIB),
-                      disk_free_bytes=int(disk * GIB), gpus=tuple(gpus))
+                      disk_total_bytes=int(disk * GIB), disk_free_bytes=int(disk * GIB), gpus=tuple(gpus))
     observed = NodeObserved(
         NodeIdentity(name, "1", f"boot-{name}", "127.0.0.1", gate_port, dict(labels or {})), facts, probed,
         engines=tuple(engines), shards=tuple(shards),

@@ -59,7 +59,7 @@ def test_the_same_input_gives_the_same_place_in_any_order():
      "llama.cpp b10991: 40 MB of 100 MB"),
     (node("a", engines=[replace(INSTALLED, version="b1")]), "llama.cpp b10991 is not installed"),
     (node("a", memory=1), "1.3 GiB of memory are needed, 1.0 GiB are free"),
-    (node("a", disk=1.5), "1.0 GiB of disk are needed for the weights, 512 MiB are free"),
+    (node("a", disk=1), "1.0 GiB of disk are needed for the weights, 1.0 GiB are free, of which 51 MiB are kept"),
 ], ids=lambda value: value[:30] if isinstance(value, str) else "")
 def test_a_node_refuses_in_its_own_words(refusing, words):
     assert why(place([refusing]), "a") == words

@@ -11,13 +11,12 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from llmgw.decide import fit
 from llmgw.decide.liveness import NodeLife, NodeLiveness
+from llmgw.decide.weights import reserve
 from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase
 from llmgw.domain.heartbeat import NodeObserved
 from llmgw.domain.model import ModelSpec, Weights, WeightsPhase
 from llmgw.domain.node import Gpu
 from llmgw.domain.replica import Replica, Shard, ShardState
-
-DISK_RESERVE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class _Room:
         facts = observed.facts if observed is not None else None
         self.memory = facts.memory_available_bytes if facts is not None else 0
         self.disk = facts.disk_free_bytes if facts is not None else 0
+        self.disk_kept = reserve(facts.disk_total_bytes) if facts is not None else 0     # as the node does itself
         self.gpus: List[Gpu] = list(facts.gpus) if facts is not None else []
         self.taken: Set[str] = set()
         self.models: Dict[str, int] = {}
@@ -300,7 +300,7 @@ def _why_no_disk(room: _Room, need: Need) -> str:
     weights = need.weights
     if weights.fingerprint in room.whole or weights.fingerprint in room.promised:
         return ""
-    if room.disk - DISK_RESERVE_BYTES >= weights.size_bytes:
+    if room.disk - room.disk_kept >= weights.size_bytes:
         return ""
     return (f"{fit.gib(weights.size_bytes)} of disk are needed for the weights, "
-            f"{fit.gib(room.disk - DISK_RESERVE_BYTES)} are free")
+            f"{fit.gib(room.disk)} are free, of which {fit.gib(room.disk_kept)} are kept")

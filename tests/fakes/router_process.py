@@ -48,14 +48,14 @@ def chat(content="hi", **more):
 class RouterProcess:
     """Started with ``routes`` as its kept table (None: without one)."""
 
-    def __init__(self, folder, routes=None, *options, env=None):
+    def __init__(self, folder, routes=None, *options, env=None, through=()):
         self.folder = str(folder)
         if routes is not None:
             files.write_atomic(os.path.join(self.folder, "table.json"), wire.dumps(wire.ROUTE_TABLE, routes))
         self.log_path = os.path.join(self.folder, "router.log")
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "llmgw", "router", "--listen", "127.0.0.1:0", "--data-dir", self.folder,
+                [*through, sys.executable, "-W", "error", "-m", "llmgw", "router", "--listen", "127.0.0.1:0", "--data-dir", self.folder,
                  *options], stderr=log, env={**os.environ, **(env or {})})
         wait_for(self._listens, what="the router")
 

@@ -34,7 +34,7 @@ def test_a_stream_cut_anywhere_with_any_line_end_says_the_same(newline, cuts):
         data, turn = data[size:], turn + 1
     scanner = scan(*pieces)
     assert (scanner.done, scanner.failed, scanner.finish_reason, scanner.usage) == (True, False, "stop", (7, 3))
-    assert scanner.between_events
+    assert scanner.between_events or newline == b"\r"      # after CR, LF might have followed
 
 
 @pytest.mark.parametrize("event", [b'data: {"error":{"message":"x"}}\n\n', b'data: {"error": "x"}\n\n', b"error: {}\n\n",

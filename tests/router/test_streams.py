@@ -122,6 +122,16 @@ def test_a_clean_end_without_done_is_truncated(router, upstream):
     assert started.metrics()["llmgw_router_streams_truncated_total"] == 1
 
 
+def test_a_clean_end_in_the_middle_of_an_event_is_truncated_and_the_error_stands_apart(router, upstream):
+    def answer(exchange):
+        exchange.begin_stream()
+        exchange.chunk(delta("a") + b'data: {"choi')
+        exchange.end_stream()
+
+    answered = router(upstream(answer).port).ask(body=STREAM)
+    assert not answered.whole and answered.body.startswith(delta("a") + b'data: {"choi\n\n' + ERROR)
+
+
 def test_an_error_event_of_the_stand_in_passes_and_gets_no_second_one(router, upstream):
     failed = event({"error": {"message": "out of memory"}})
 

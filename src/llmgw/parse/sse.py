@@ -47,7 +47,6 @@ class SseScanner:
         """Read what came last, though no blank line followed it."""
         if self._pieces:
             self._read(_lines(b"".join(self._pieces)))
-            self._pieces = []
 
     def _gather(self, payload: bytes) -> None:
         if self.blind or not payload:

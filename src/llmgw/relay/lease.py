@@ -180,12 +180,10 @@ class Lease:
     def _end_stream_badly(self, payload: bytes, outcome: Outcome, message: str, code: str) -> None:
         request, scanner = self.request, self.scanner
         assert request is not None
-        self.release(outcome)
         if scanner is not None:
             gap = b"" if scanner.between_events else b"\n\n"
             request.send(payload + gap + error_event(message, code))
-        elif payload:
-            request.send(payload)
+        self.release(outcome)
         request.abort()
 
     def _fail(self, outcome: Outcome, why: str) -> None:

@@ -101,7 +101,8 @@ class ServerConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = ("listener", "transport", "request", "deadline", "_application", "_reader", "_state", "_buffer",
-                 "_scanned", "_pieces", "_left", "_decoder", "_paused", "stalled")
+                 "_scanned", "_pieces", "_left", "_decoder", "_paused", "stalled",
+                 "_served")
 
     transport: asyncio.Transport
 
@@ -119,6 +120,7 @@ class ServerConnection(asyncio.Protocol):
         self._decoder: Optional[ChunkDecoder] = None
         self._paused = False
         self.stalled = False
+        self._served = False          # it has had a request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -172,7 +174,7 @@ class ServerConnection(asyncio.Protocol):
         except MalformedHttp as error:
             self._refuse(error_reply(error.status, error.message, "bad_request"))
             return
-        self._buffer, self._scanned = b"", 0
+        self._buffer, self._scanned, self._served = b"", 0, True
         request = self.request = Request(self, head, now)
         self._state = _ANSWERING
         reply = self._application.check(request)
@@ -317,7 +319,8 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return self._state == _WAITING and not self._buffer
+        """Whether it waits for another request. One that waits for its first may have it on its way."""
+        return self._state == _WAITING and self._served and not self._buffer
 
 
 class Listener:

@@ -209,7 +209,9 @@ class Flow(Owner):
 
     def _retry(self, lease: Lease, reason: str) -> bool:
         """Send the request to another replica; False when there is none."""
-        assert self.model is not None
+        assert self.model is not None and self.router.table is not None
+        name = self.model.routed.name             # the table may be another since the first attempt
+        self.model = self.router.table.models.get(name, self.model)
         candidates = [item for item in self.router.candidates(self.model, self.tried) if item not in self.tried]
         if not candidates:
             return False

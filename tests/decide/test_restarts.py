@@ -36,6 +36,11 @@ def test_three_with_one_cause_before_ready_are_a_crash_loop():
     assert not fail([0, 2, 5], ["a", "a", "a"], was_ready=True)[-1].crashloop
 
 
+def test_running_out_of_memory_twice_is_a_crash_loop():
+    assert [item.crashloop for item in fail([0, 90], [restarts.OUT_OF_MEMORY] * 2, was_ready=True)] == [False, True]
+    assert not any(item.crashloop for item in fail([0, 9, 20], [restarts.OUT_OF_MEMORY, "x", restarts.OUT_OF_MEMORY]))
+
+
 def test_a_crash_loop_is_tried_every_five_minutes():
     verdicts = fail([0, 2, 5, 310, 615], ["a"] * 5)
     assert [verdict.crashloop for verdict in verdicts[2:]] == [True, True, True]

@@ -11,6 +11,7 @@ from typing import Any, Dict, FrozenSet, Optional
 from llmgw.agent.board import Board, Door
 from llmgw.agent.layout import Layout
 from llmgw.api import wire
+from llmgw.decide import restarts
 from llmgw.domain.command import Command
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.gate import GateEntry, GateTable
@@ -42,6 +43,7 @@ class GateKeeper:
         self._identity: Optional[spawn.Identity] = None
         self._written = b""
         self._answered_at = time.monotonic()
+        self._failures, self._not_before = 0, 0.0
         self._pause = threading.Event()
         self.poke = threading.Event()
 
@@ -65,8 +67,9 @@ class GateKeeper:
         """Write the table when it changed; start the gate when it is gone or hangs."""
         runs = self._runs()
         if not runs and self._identity is not None:
-            log.warning("gate ended, starting it again")
-            spawn.forget(self._identity.pid)
+            self._ended(self._identity)
+        if not runs and time.monotonic() < self._not_before:
+            return None
         if not runs:
             spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
             self._port = self._free_port()
@@ -75,12 +78,26 @@ class GateKeeper:
             self._start()
         if self._has_read(table):
             self._answered_at = time.monotonic()
+            self._failures = 0
+            self._board.put_note("gate-ends", "")
             self._board.put_gate_port(self._port)
             self._board.put_open(self._doors(table))
         elif time.monotonic() - self._answered_at >= PATIENCE_SECONDS:
             log.warning("gate does not answer, ending it")
             spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
         return None
+
+    def _ended(self, identity: spawn.Identity) -> None:
+        """Note that the gate is gone: at once the first time, with growing pauses when it never answers."""
+        spawn.forget(identity.pid)
+        self._identity = None
+        words = restarts.last_words(log_tail.read(self._layout.gate_log, 4096))
+        self._not_before = time.monotonic() + min(2.0 ** self._failures - 1, restarts.LONGEST_DELAY)
+        self._failures += 1
+        if self._failures > 1:
+            self._board.put_note("gate-ends", f"the gate does not run: {words}")
+        log.warning("gate ended, starting it again in %.0f s: %s",
+                    max(0.0, self._not_before - time.monotonic()), words)
 
     def stop_gate(self) -> None:
         """End the gate with what belongs to it."""

@@ -91,7 +91,7 @@ class Agent:
         self._weights.recall()
         self._weights.sweep()
         self._gate.recall()
-        self._shards.turn()                  # adopts, so that the first report shows them as they are
+        self._shards.recall()
 
     def _start_loops(self) -> List[threading.Thread]:
         stop = self._stop

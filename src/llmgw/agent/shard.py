@@ -22,15 +22,15 @@ from llmgw.domain.model import WeightsPhase
 from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
 from llmgw.engines import registry
 from llmgw.engines.base import Place, Program
-from llmgw.system import failpoint, files, log_tail, logs, spawn
+from llmgw.system import failpoint, files, log_tail, logs, proc, spawn
 from llmgw.system.clock import Clock
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 20.0
-TAIL_BYTES = 16 << 10
+TAIL_BYTES = 4 << 10              # rides in every heartbeat while it is the first failure
 LOG = "engine.log"
-ENDED = "Ended"
+ENDED, OUT_OF_MEMORY = "Ended", "OutOfMemory"
 MAX_LOG_BYTES = 64 << 20
 STARTING_TURN, TURN, IDLE_TURN = 0.1, 1.0, 5.0
 STOPPING_TURN = 0.5
@@ -58,6 +58,7 @@ class ShardKeeper:
         self._start: Optional[progress.Start] = None
         self._watch: Optional[Watch] = None
         self._door: Optional[EngineDoor] = None
+        self._memory_kills = 0
 
     def end(self) -> None:
         """Nobody wants it any more: its thread stops what runs."""
@@ -77,9 +78,6 @@ class ShardKeeper:
             log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
             if self._row.ready:
                 self._became_ready()
-        elif self._row.incarnation and spawn.tree(self._marker):
-            log.warning("shard without its leader, ended shard=%s", self.id)
-            spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
         self._tell()
 
     def turn(self) -> float:
@@ -127,6 +125,9 @@ class ShardKeeper:
         if usable is None:
             return
         program: Optional[Program] = None
+        if self._row.incarnation and spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS):
+            self._say("CannotStop", "what is left of its last run does not end")
+            return
         try:
             port = self._ports.take()
             self._row = dataclasses.replace(self._row, incarnation=self._row.incarnation + 1, port=port,
@@ -174,6 +175,9 @@ class ShardKeeper:
         identity = self._row.identity
         code = spawn.reap(identity.pid) if identity else None
         spawn.stop(self._marker, grace_seconds=2.0)       # what its leader left behind
+        if code in (None, -9) and proc.out_of_memory_kills() > self._memory_kills:
+            self._record_failure(OUT_OF_MEMORY, "the kernel ended the engine: out of memory", None)
+            return
         how = "ended unasked" if code is None else (
             f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}")
         self._record_failure(ENDED, f"the engine {how}", None)
@@ -231,6 +235,7 @@ class ShardKeeper:
         self._watch = Watch(self._engine, self._door, self._row.identity.pid)
         self._start = progress.Start(start_sign(self._row.identity.pid, self._log_path), now)
         self._not_before = None
+        self._memory_kills = proc.out_of_memory_kills()
         self._move(event, "Starting", "the engine was started")
 
     def _became_ready(self) -> None:
@@ -250,7 +255,8 @@ class ShardKeeper:
     def _record_failure(self, reason: str, message: str, program: Optional[Program], tail: str = "") -> None:
         tail = self._without_secrets(tail or log_tail.read(self._log_path, TAIL_BYTES))
         now = self._clock.monotonic()
-        failure = restarts.Failure(now, restarts.signature(tail, message), self._ready_at is not None)
+        signature = restarts.OUT_OF_MEMORY if reason == OUT_OF_MEMORY else restarts.signature(tail, message)
+        failure = restarts.Failure(now, signature, self._ready_at is not None)
         verdict = restarts.after_failure(self._failures, failure, random.random())
         self._failures, self._not_before = verdict.failures, verdict.not_before
         self._ready_at = None

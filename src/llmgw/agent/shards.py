@@ -34,7 +34,7 @@ class Shards:
         self._keepers: Dict[str, ShardKeeper] = {}
         self._threads: Dict[str, threading.Thread] = {}
         self._ended: Dict[str, float] = {}
-        self._swept = False
+        self._started, self._swept = False, False
         self.poke = threading.Event()
 
     def wake(self) -> None:
@@ -49,16 +49,21 @@ class Shards:
         if desired is None:
             return None
         wanted = {shard.id: shard for shard in desired.node.shards}
-        if not self._swept:
-            self._sweep(set(wanted))
-            self._swept = True
         plan = changes(tuple(wanted), tuple(self._keepers))
         for name in plan.end:
             self._keepers[name].end()
         for name in plan.take_up:
             self._take_up(wanted[name])
+        if self._started and not self._swept:
+            self._sweep(set(wanted))
+            self._swept = True
         self._forget_done()
         return None
+
+    def recall(self) -> None:
+        """Adopt what is wanted and runs, so that the first report shows it; ending the rest has time."""
+        self.turn()
+        self._started = True
 
     def stop_all(self, seconds: float) -> bool:
         """End every shard and wait for it; False when some are left after ``seconds``."""

@@ -31,6 +31,7 @@ class WeightsKeeper:
     def __init__(self, client: ControlClient, board: Board, layout: Layout, stop: threading.Event) -> None:
         self._client, self._board, self._layout, self._stop = client, board, layout, stop
         self._failed: Dict[str, Tuple[int, float]] = {}      # fingerprint -> (failures, when)
+        self._manifests: Dict[str, Tuple[int, Optional[Weights]]] = {}
         self.poke = threading.Event()
 
     def recall(self) -> None:
@@ -162,10 +163,21 @@ class WeightsKeeper:
         found = []
         for name in _names(self._layout.models):
             for version in _names(os.path.join(self._layout.models, name)):
-                weights = read_marker(os.path.join(self._layout.models, name, version))
+                weights = self._manifest(os.path.join(self._layout.models, name, version))
                 if weights is not None:
                     found.append(weights)
         return found
+
+    def _manifest(self, folder: str) -> Optional[Weights]:
+        """Return the manifest in a folder, read once per change: one of a large model is long."""
+        try:
+            stamp = os.stat(os.path.join(folder, MARKER)).st_ctime_ns
+        except OSError:
+            return None
+        known = self._manifests.get(folder)
+        if known is None or known[0] != stamp:
+            known = self._manifests[folder] = (stamp, read_marker(folder))
+        return known[1]
 
     def _remove(self, name: str, fingerprint: str) -> None:
         folder = self._layout.weights(name, fingerprint)

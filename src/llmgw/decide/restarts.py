@@ -9,6 +9,8 @@ FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
 WINDOW_SECONDS = 600.0            # failures older than this no longer count
 MANY_FAILURES = 5                 # within the window: a crash loop
+OUT_OF_MEMORY = "out of memory"    # the signature of being ended by the kernel for it
+MANY_OUT_OF_MEMORY = 2            # in a row: starting it again only takes others down with it
 SAME_FAILURES = 3                 # with one signature, none ever ready: a crash loop sooner
 CRASHLOOP_DELAY = 300.0
 WELL_AFTER_SECONDS = 600.0        # ready for so long: the row of failures is over
@@ -44,7 +46,9 @@ def after_failure(before: Tuple[Failure, ...], failure: Failure, jitter: float) 
     last = recent[-SAME_FAILURES:]
     same = (len(last) == SAME_FAILURES and len({item.signature for item in last}) == 1
             and not any(item.was_ready for item in last))
-    if still or same or len(recent) >= MANY_FAILURES:
+    killed = [item.signature == OUT_OF_MEMORY for item in recent[-MANY_OUT_OF_MEMORY:]]
+    oom = len(killed) == MANY_OUT_OF_MEMORY and all(killed)
+    if still or same or oom or len(recent) >= MANY_FAILURES:
         marked = dataclasses.replace(failure, crashloop=True)
         return Verdict(True, failure.at + CRASHLOOP_DELAY, recent[:-1] + (marked,))
     delay = min(FIRST_DELAY * 2 ** (len(recent) - 1), LONGEST_DELAY)

@@ -1,11 +1,13 @@
 """Bring a file here whole and proven, however often the transfer is cut: resume, verify, rename."""
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
 import re
 import time
-from typing import Callable, Mapping, Optional, Protocol, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Callable, Deque, Mapping, Optional, Protocol, Sequence, Tuple
 
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import DigestMismatch, DiskFull, DownloadFailed, Unreachable
@@ -16,6 +18,7 @@ from llmgw.system.files import free_bytes, fsync_dir, make_dir, remove, storage_
 PIECE_BYTES = 256 << 10
 SPACE_CHECK_BYTES = 64 << 20
 CHUNK_TRIES = 3
+AHEAD = 2                         # chunks received and not yet proven, and proven and not yet hashed
 STALLED_SECONDS = 60.0
 STALLED_BYTES = 64 << 10          # less than this in STALLED_SECONDS is a stalled peer
 _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
@@ -84,40 +87,64 @@ class _Fetch:
         self._source_at = -1
         self._unchecked_bytes = 0
         self._mark = (0.0, 0)                 # (time, bytes since) of the stall watch
+        self._told = 0
+        self._whole = hashlib.sha256()
+        self._received: Deque[Tuple[int, Future[Tuple[bytes, str]]]] = collections.deque()
+        self._hashing: Deque[Future[None]] = collections.deque()
         with storing("open", partial):
             self._file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
     def run(self) -> None:
+        """Receive, prove and hash at once: while one chunk comes, those before it are looked at."""
         with storing("write", self._partial):
             have = min(os.fstat(self._file).st_size, self._size)
             os.ftruncate(self._file, have)
             self._check_space(self._size - have)
-            whole = hashlib.sha256()
-            for index, start in enumerate(range(0, self._size, CHUNK_BYTES)):
-                end = min(start + CHUNK_BYTES, self._size)
-                data = self._chunk(index, start, end, min(max(have - start, 0), end - start))
-                whole.update(data)
-                self._progress(end)
-            if whole.hexdigest() != self._sha256:
+            with ThreadPoolExecutor(1, "chunk-sha256") as prover, ThreadPoolExecutor(1, "file-sha256") as hasher:
+                self._prover, self._hasher = prover, hasher
+                for start in range(0, self._size, CHUNK_BYTES):
+                    end = min(start + CHUNK_BYTES, self._size)
+                    self._received.append((start, self._receive(start, end, min(max(have - start, 0), end - start))))
+                    self._settle(AHEAD)
+                self._settle(0)
+            actual = self._whole.hexdigest()
+            if actual != self._sha256:
                 remove(self._partial)
-                raise DigestMismatch(os.path.basename(self._partial), expected=self._sha256,
-                                     actual=whole.hexdigest())
+                raise DigestMismatch(os.path.basename(self._partial), expected=self._sha256, actual=actual)
             os.fsync(self._file)
 
-    def _chunk(self, index: int, start: int, end: int, have: int) -> bytes:
-        """Return the proven bytes of one chunk, of which ``have`` lie on disk."""
-        actual = ""
-        for _ in range(CHUNK_TRIES):
-            data = bytearray(os.pread(self._file, have, start) if have else b"")
-            have = len(data)
-            self._bring(data, start, end)
-            actual = hashlib.sha256(data).hexdigest() if self._chunks else ""
-            if not self._chunks or actual == sha256_hex(self._chunks[index]):
-                return bytes(data)
-            self._close_source()
-            have = 0
-        raise DigestMismatch(f"{os.path.basename(self._partial)}: bytes {start} to {end - 1}, "
-                             f"fetched {CHUNK_TRIES} times", expected=self._chunks[index], actual=actual)
+    def _receive(self, start: int, end: int, have: int) -> "Future[Tuple[bytes, str]]":
+        """Return a chunk, of which ``have`` bytes lie on disk, and the digest it turns out to have."""
+        data = bytearray(os.pread(self._file, have, start) if have else b"")
+        self._tell(start + have)
+        self._bring(data, start, end)
+        return self._prover.submit(_digest, bytes(data), bool(self._chunks))
+
+    def _settle(self, ahead: int) -> None:
+        """Prove the oldest chunks until only ``ahead`` are open; a bad one is fetched again, and only that one."""
+        while len(self._received) > ahead:
+            start, pending = self._received.popleft()
+            data, actual = pending.result()
+            end = start + len(data)
+            for _ in range(CHUNK_TRIES - 1):
+                if self._is_good(start, actual):
+                    break
+                self._close_source()
+                data, actual = self._receive(start, end, 0).result()
+            if not self._is_good(start, actual):
+                raise DigestMismatch(f"{os.path.basename(self._partial)}: bytes {start} to {end - 1}, "
+                                     f"fetched {CHUNK_TRIES} times",
+                                     expected=self._chunks[start // CHUNK_BYTES], actual=actual)
+            self._hashing.append(self._hasher.submit(self._whole.update, data))
+            while len(self._hashing) > AHEAD or (not ahead and self._hashing):
+                self._hashing.popleft().result()
+
+    def _tell(self, done: int) -> None:
+        self._told = max(self._told, done)        # fetching a bad chunk again is no step back
+        self._progress(self._told)
+
+    def _is_good(self, start: int, actual: str) -> bool:
+        return not self._chunks or actual == sha256_hex(self._chunks[start // CHUNK_BYTES])
 
     def _bring(self, data: bytearray, start: int, end: int) -> None:
         """Fill ``data`` up to the chunk's end from the source, writing what comes to disk."""
@@ -127,7 +154,7 @@ class _Fetch:
             os.pwrite(self._file, piece, at)
             data += piece
             self._check_while_writing(len(piece))
-            self._progress(at + len(piece))
+            self._tell(at + len(piece))
 
     def _read(self, at: int, size: int) -> bytes:
         if self._stopping():
@@ -204,6 +231,10 @@ class _Fetch:
     def close(self) -> None:
         self._close_source()
         os.close(self._file)
+
+
+def _digest(data: bytes, needed: bool) -> Tuple[bytes, str]:
+    return data, hashlib.sha256(data).hexdigest() if needed else ""
 
 
 def damage(path: str, size: int, chunks: Sequence[str], sha256: str) -> str:

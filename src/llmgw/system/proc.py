@@ -97,6 +97,14 @@ def page_faults(pid: int) -> int:
     return int(fields[7]) + int(fields[9])
 
 
+def out_of_memory_kills() -> int:
+    """Return how many processes the kernel ended for memory since the machine started."""
+    for line in _text("/proc/vmstat").splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
 def listening_inodes(port: int) -> Set[str]:
     """Return the sockets that listen on ``port``, on any address of this machine."""
     inodes = set()

@@ -20,7 +20,7 @@ NODE_FACTS = Record(
     node.NodeFacts, os=OS_RELEASE, kernel=text, arch=text, libc=text, python=text, cpu_model=text,
     cpu_count=whole, vector_extensions=texts, memory_total_bytes=whole, memory_available_bytes=whole,
     disk_total_bytes=whole, disk_free_bytes=whole, nvidia_driver=optional(text), gpus=tuple_of(GPU),
-    warnings=texts)
+    reboot_needed=text, warnings=texts)
 NODE_IDENTITY = Record(node.NodeIdentity, name=text, agent_version=text, boot_id=text, address=text,
                        gate_port=whole, labels=text_map)
 

@@ -46,6 +46,7 @@ class NodeFacts:
     disk_free_bytes: int = 0
     nvidia_driver: Optional[str] = None
     gpus: Tuple[Gpu, ...] = ()
+    reboot_needed: str = ""                 # why the GPUs cannot be used before the machine is rebooted
     warnings: Tuple[str, ...] = ()          # sentences, shown wherever the node is shown
 
 

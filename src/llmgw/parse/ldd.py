@@ -2,55 +2,75 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Tuple
+
+from llmgw.domain.requirement import Library
 
 _VERSION = re.compile(r".*?/?([^/\s:]+): version [`']([A-Za-z]+[A-Za-z0-9_]*?)_?([0-9][0-9.]*)' not found")
 _MISSING = re.compile(r"\s*(\S+) => not found")
 _MUSL = re.compile(r"Error loading shared library (\S+): .*")
 _RUN = re.compile(r".*error while loading shared libraries: (\S+): cannot open shared object file.*")
+_CACHE_LINE = re.compile(r"\s*(\S+) \(.*\) => /\S+")
+_NO_ELF = re.compile(r"\s*not a dynamic executable\s*")
 
-# A CUDA build looks for the driver's own library on nodes that have no driver loaded.
+# A CUDA build looks for the driver's own libraries, also on nodes that have no driver loaded.
 DRIVER_LIBRARIES = frozenset({"libcuda.so.1", "libnvidia-ml.so.1"})
+# libstdc++ may lack versions of several kinds: the first of these is the one that people look up
+_TELLING = ("GLIBCXX", "GLIBC")
 
 
-def missing(text: str) -> Tuple[str, ...]:
-    """Return one sentence per library that is missing or too old, from ldd's stdout and stderr together.
+def lacks(text: str) -> Tuple[Library, ...]:
+    """Return the libraries that are missing or too old, each once, from ldd's stdout and stderr together.
 
     An old library is told by the newest version asked of it; symbols that musl
     could not relocate are left out, its missing libraries are the reason.
     """
-    absent: List[str] = []
-    too_old: Dict[Tuple[str, str], str] = {}
+    found: List[Library] = []
     for line in text.splitlines():
         match = _MISSING.match(line) or _MUSL.match(line) or _RUN.match(line)
         if match:
-            name = match.group(1).rsplit("/", 1)[-1]
-            if name not in absent:
-                absent.append(name)
+            found.append(Library(match.group(1).rsplit("/", 1)[-1]))
             continue
         match = _VERSION.match(line)
         if match:
-            key = (match.group(1), match.group(2))
-            if key not in too_old or _number(match.group(3)) > _number(too_old[key]):
-                too_old[key] = match.group(3)
-    return tuple(f"{name} is missing" for name in absent) + _old_sentences(too_old)
+            found.append(Library(match.group(1), f"{match.group(2)}_{match.group(3)}"))
+    return merged(found)
 
 
-def _old_sentences(too_old: Dict[Tuple[str, str], str]) -> Tuple[str, ...]:
-    by_library: Dict[str, List[str]] = {}
-    for (library, kind), version in sorted(too_old.items()):
-        by_library.setdefault(library, []).append(f"{kind}_{version}")
-    # libstdc++ may lack both GLIBCXX_ and CXXABI_ versions: the package is one, so is the sentence
-    return tuple(f"{library} is too old (needs {_most_telling(needs)})"
-                 for library, needs in by_library.items())
+def merged(found: Iterable[Library]) -> Tuple[Library, ...]:
+    """Return each library once, the missing ones first: files differ in what they ask of it."""
+    absent: Dict[str, Library] = {}
+    old: Dict[str, Dict[str, str]] = {}
+    for library in found:
+        if not library.needs:
+            absent.setdefault(library.name, library)
+            continue
+        kind, version = library.needs.rsplit("_", 1)
+        newest = old.setdefault(library.name, {})
+        if kind not in newest or _number(version) > _number(newest[kind]):
+            newest[kind] = version
+    return tuple(absent.values()) + tuple(
+        Library(name, _most_telling(old[name])) for name in sorted(old) if name not in absent)
 
 
-def _most_telling(needs: List[str]) -> str:
-    for prefix in ("GLIBCXX_", "GLIBC_"):
-        for need in needs:
-            if need.startswith(prefix):
-                return need
-    return needs[0]
+def missing(text: str) -> Tuple[str, ...]:
+    """Return one sentence per library that is missing or too old."""
+    return tuple(library.sentence for library in lacks(text))
+
+
+def no_elf(text: str) -> bool:
+    """Say whether ldd calls the file something else than a dynamic program or library."""
+    return any(_NO_ELF.fullmatch(line) for line in text.splitlines())
+
+
+def cached(text: str) -> Tuple[str, ...]:
+    """Return the libraries in what ``ldconfig -p`` prints."""
+    return tuple(match.group(1) for match in map(_CACHE_LINE.match, text.splitlines()) if match)
+
+
+def _most_telling(newest: Dict[str, str]) -> str:
+    kind = next((kind for kind in _TELLING if kind in newest), sorted(newest)[0])
+    return f"{kind}_{newest[kind]}"
 
 
 def _number(version: str) -> Tuple[int, ...]:

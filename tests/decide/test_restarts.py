@@ -36,6 +36,12 @@ def test_three_with_one_cause_before_ready_are_a_crash_loop():
     assert not fail([0, 2, 5], ["a", "a", "a"], was_ready=True)[-1].crashloop
 
 
+def test_a_failure_whose_reason_did_not_get_out_counts_with_the_others_of_its_code():
+    known, cut = signature("E failed to load", "code 1"), signature("loading", "code 1")
+    assert fail([0, 2, 5], [known, cut, known])[-1].crashloop
+    assert not fail([0, 2, 5], [known, signature("", "signal 9"), known])[-1].crashloop
+
+
 def test_running_out_of_memory_twice_is_a_crash_loop():
     assert [item.crashloop for item in fail([0, 90], [restarts.OUT_OF_MEMORY] * 2, was_ready=True)] == [False, True]
     assert not any(item.crashloop for item in fail([0, 9, 20], [restarts.OUT_OF_MEMORY, "x", restarts.OUT_OF_MEMORY]))
@@ -71,6 +77,7 @@ def test_the_last_words_are_the_last_error_and_not_the_tidying_up():
     ("1 E error loading model\n2 I cleaning up", "7 E error loading model\n8 I cleaning up\n9 E exiting: error", True),
     ("error: no such model", "error: out of memory", False),
     ("", "", True),
+    ("loading 7 of 9", "loading 8 of 9", True),
 ])
 def test_failures_with_one_cause_have_one_signature(one, other, same):
     assert (signature(one, "code 1") == signature(other, "code 1")) is same

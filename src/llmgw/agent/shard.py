@@ -28,7 +28,8 @@ from llmgw.system.clock import Clock
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 20.0
-TAIL_BYTES = 4 << 10              # rides in every heartbeat while it is the first failure
+TAIL_BYTES = 16 << 10             # of a log, where the reason is looked for
+KEPT_BYTES = 4 << 10              # of it, kept with the first failure: it rides in every heartbeat
 LOG = "engine.log"
 ENDED, OUT_OF_MEMORY = "Ended", "OutOfMemory"
 MAX_LOG_BYTES = 64 << 20
@@ -263,7 +264,7 @@ class ShardKeeper:
         last = restarts.last_words(tail) if reason == ENDED else ""
         sentence = message + (f"; its last words: {last}" if last else "")
         first = self._row.first_failure or FirstFailure(
-            self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail)
+            self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail[-KEPT_BYTES:])
         self._let_go()
         self._row = dataclasses.replace(self._row, identity=None, ready=False, first_failure=first,
                                         restarts=self._row.restarts + 1)

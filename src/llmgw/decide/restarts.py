@@ -44,7 +44,7 @@ def after_failure(before: Tuple[Failure, ...], failure: Failure, jitter: float) 
     # the long pauses of a crash loop must not age it out of its own window
     still = bool(before) and before[-1].crashloop and not failure.was_ready
     last = recent[-SAME_FAILURES:]
-    same = (len(last) == SAME_FAILURES and len({item.signature for item in last}) == 1
+    same = (len(last) == SAME_FAILURES and all(_alike(item.signature, failure.signature) for item in last)
             and not any(item.was_ready for item in last))
     killed = [item.signature == OUT_OF_MEMORY for item in recent[-MANY_OUT_OF_MEMORY:]]
     oom = len(killed) == MANY_OUT_OF_MEMORY and all(killed)
@@ -63,11 +63,16 @@ def is_well(ready_since: float, now: float) -> bool:
 def signature(log_tail: str, code: str) -> str:
     """Return what two failures with one cause share: the first line that tells of an error, without its numbers.
 
-    Not the last: a dying llama-server does not always get all of its lines out.
+    Not the last: a dying llama-server does not always get all of its lines out. Only ``code`` when it
+    got none of them out.
     """
-    lines = _lines(log_tail)
-    telling = next(filter(_tells, lines), lines[-1] if lines else "")
+    telling = next(filter(_tells, _lines(log_tail)), "")
     return code + ":" + "".join("#" if char.isdigit() else char for char in telling)[:200]
+
+
+def _alike(one: str, other: str) -> bool:
+    """True for equal signatures, and when one has only the code in common with the other's."""
+    return one.startswith(other) or other.startswith(one)
 
 
 def last_words(log_tail: str) -> str:

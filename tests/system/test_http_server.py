@@ -109,6 +109,7 @@ def test_a_public_route_answers_without_a_token(server):
     b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\nX: 1\r\n\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: a/v2?x=\r\n\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n",
     b"GET /healthz HTTP/1.1\r\nHost : 127.0.0.1\r\n\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: a\r\n folded\r\n\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
@@ -129,7 +130,7 @@ def test_a_public_route_answers_without_a_token(server):
     b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: 1\r\n" * 101 + b"\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"a" * (33 << 10) + b"\r\n\r\n",
-], ids=range(25))
+], ids=range(26))
 def test_a_head_that_could_be_read_in_two_ways_is_a_400_and_the_connection_ends(server, data):
     answer = talk(server, data + b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert status(answer) == 400

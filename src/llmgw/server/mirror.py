@@ -121,7 +121,8 @@ class Mirror:
         free = files.free_bytes(self.folder)
         if free < size_bytes + RESERVE_BYTES:
             raise DiskFull(f"no space left in {self.folder}: {size_bytes} bytes are to be written, {free} are free, "
-                           f"of which {RESERVE_BYTES} are kept", hint=f"free some space on the filesystem of {self.folder}")
+                           f"of which {RESERVE_BYTES} are kept",
+                           hint=f"free some space on the filesystem of {self.folder}")
 
     def finish(self, digest: str, size_bytes: int) -> None:
         """Verify the whole upload and give the blob its name; what is wrong is thrown away."""

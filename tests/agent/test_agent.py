@@ -222,6 +222,19 @@ def test_a_model_that_cannot_do_its_task_is_never_ready_and_says_why(node, plane
     assert seen.reason == "DoesNotServe" and "Pooling type 'none'" in seen.message
 
 
+def test_a_shard_of_an_engine_this_agent_does_not_know_is_told_once_and_dropped_when_not_wanted(node, plane,
+                                                                                               gemma_weights):
+    plane.want([], [shard_of(gemma_weights, engine="exllama")])
+    node.start()
+    seen = node.seen(plane.wait(lambda observed: observed.shards))
+    assert (seen.state, seen.reason) == (ShardState.WAITING, "InvalidConfig") and "exllama" in seen.message
+    beats = plane.heartbeats
+    wait_for(lambda: plane.heartbeats > beats + 3, what="heartbeats")
+    assert node.log().count("cannot be taken up") == 1
+    plane.want([], [])
+    plane.wait(lambda observed: not observed.shards)
+
+
 def test_an_embedding_model_is_proven_by_an_embedding(seeded, node, plane, llama_archive, gemma, gemma_weights):
     shard = shard_of(gemma_weights, task=Task.EMBED, args=("--pooling", "mean"))
     plane.offer(archive=llama_archive, weights=gemma_weights, path=gemma)

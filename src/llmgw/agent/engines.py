@@ -14,15 +14,18 @@ from llmgw.agent.layout import Layout
 from llmgw.decide import engines as decide
 from llmgw.domain.cluster import OperatorEngine
 from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase, EngineWanted
-from llmgw.domain.errors import LlmgwError, RequirementMissing
+from llmgw.domain.errors import DiskFull, LlmgwError, RequirementMissing
 from llmgw.parse import github_release
 from llmgw.system import download, files
 from llmgw.system.clock import Clock
+from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 5.0
 REPORT_SECONDS = 1.0
+OPERATOR_RETRY_SECONDS = 30.0
+DISK_FAILURES = 2                 # as many failures a full disk counts as, at most: tried again within 15 s
 
 
 class EngineKeeper:
@@ -34,8 +37,10 @@ class EngineKeeper:
         self._operator = {item.name: item for item in operator}
         self._here: Dict[Key, decide.Here] = {}
         self._installed: Dict[Key, Installed] = {}
+        self._operators_due: Dict[Key, float] = {}         # when the operator's programs are looked at next
         self._attempts: Dict[Key, Tuple[EngineWanted, decide.Attempt]] = {}
         self._last: Dict[Key, Tuple[EnginePhase, float, float]] = {}     # phase, since, told at
+        self._said = Said()
         self.poke = threading.Event()
 
     def recall(self) -> None:
@@ -113,6 +118,7 @@ class EngineKeeper:
             self._failed(item, error)
             return
         self._attempts.pop(key, None)
+        self._said.is_over(f"{key}")
         self._runs(key, installed)
         log.info("engine installed name=%s version=%s says=%s", *key, installed.says)
 
@@ -126,12 +132,16 @@ class EngineKeeper:
     def _failed(self, item: EngineWanted, error: LlmgwError) -> None:
         key = (item.name, item.version)
         before = self._attempts.get(key)
-        attempt = decide.Attempt((before[1].failures if before else 0) + 1, self._clock.monotonic())
+        failures = (before[1].failures if before else 0) + 1
+        if isinstance(error, DiskFull):
+            failures = min(failures, DISK_FAILURES)      # looking for room costs nothing
+        attempt = decide.Attempt(failures, self._clock.monotonic())
         self._attempts[key] = (item, attempt)
         phase = EnginePhase.MISSING if isinstance(error, RequirementMissing) else EnginePhase.FAILED
         wait = decide.retry_at(attempt) - self._clock.monotonic()
         self._tell(key, phase, error.message + f"; tried again in {wait:.0f} seconds", error.hint or "")
-        log.warning("engine not installed name=%s version=%s reason=%s: %s", *key, error.reason, error.message)
+        if self._said.is_new(f"{key}", error.message):
+            log.warning("engine not installed name=%s version=%s reason=%s: %s", *key, error.reason, error.message)
 
     def _recheck(self, key: Key) -> None:
         """Run an installed version again. One that stops running is reported; what runs of it is left alone."""
@@ -159,16 +169,15 @@ class EngineKeeper:
         """The operator's own program stands for whatever version is wanted; it is looked at like ours."""
         keys = [(item.name, item.version) for item in wanted if item.name == name] or [(name, "operator")]
         for key in keys:
-            here = self._here.get(("operator " + name, key[1]))
             now = self._clock.monotonic()
-            if here is not None and here.checked_at is not None and now - here.checked_at < decide.RECHECK_SECONDS:
+            if now < self._operators_due.get(key, now):
                 continue
-            self._here[("operator " + name, key[1])] = decide.Here(now, True)
+            self._operators_due[key] = now + decide.RECHECK_SECONDS
             path = self._operator[name].path
             try:
                 says = self._installer.prove(name, "operator", path, path, False)
             except LlmgwError as error:
-                self._here.pop(("operator " + name, key[1]))
+                self._operators_due[key] = now + OPERATOR_RETRY_SECONDS
                 self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
                 continue
             self._tell(key, EnginePhase.INSTALLED, f"{path}: {says.says}", usable=Usable(path),

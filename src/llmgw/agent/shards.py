@@ -34,6 +34,7 @@ class Shards:
         self._keepers: Dict[str, ShardKeeper] = {}
         self._threads: Dict[str, threading.Thread] = {}
         self._ended: Dict[str, float] = {}
+        self._refused: Dict[str, str] = {}        # shards that cannot be taken up, and why
         self._started, self._swept = False, False
         self.poke = threading.Event()
 
@@ -52,6 +53,9 @@ class Shards:
         plan = changes(tuple(wanted), tuple(self._keepers))
         for name in plan.end:
             self._keepers[name].end()
+        for name in [name for name in self._refused if name not in wanted]:
+            del self._refused[name]
+            self._board.drop_shard(name)
         for name in plan.take_up:
             self._take_up(wanted[name])
         if self._started and not self._swept:
@@ -94,10 +98,13 @@ class Shards:
             keeper = ShardKeeper(wanted, self._board, self._layout, self._ports, self._clock)
             keeper.adopt()
         except LlmgwError as error:
-            log.error("shard cannot be taken up shard=%s reason=%s: %s", wanted.id, error.reason, error.message)
-            self._board.put_shard(ShardObserved(wanted.id, ShardState.WAITING, error.reason, error.message,
-                                                self._clock.wall()))
+            if self._refused.get(wanted.id) != error.message:    # told once: a report wakes this loop again
+                self._refused[wanted.id] = error.message
+                log.error("shard cannot be taken up shard=%s reason=%s: %s", wanted.id, error.reason, error.message)
+                self._board.put_shard(ShardObserved(wanted.id, ShardState.WAITING, error.reason, error.message,
+                                                    self._clock.wall()))
             return
+        self._refused.pop(wanted.id, None)
         self._keepers[wanted.id] = keeper
         self._threads[wanted.id] = threading.Thread(
             target=loop.repeat, args=(f"shard {wanted.id}", keeper.turn), name=f"shard-{wanted.id}",

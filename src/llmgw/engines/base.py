@@ -8,6 +8,7 @@ from llmgw.domain.command import Command
 from llmgw.domain.model import ModelSpec
 from llmgw.domain.replica import ShardWanted
 from llmgw.domain.route import Gauges
+from llmgw.domain.secret import Secret
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ class Engine:
     allowed_paths: FrozenSet[Tuple[str, str]] = frozenset()
     # Flags of ``args:`` that llmgw sets itself or that open the node; refused when the file is loaded.
     reserved_flags: FrozenSet[str] = frozenset()
+    # What ``Place.model_path`` is: the folder of the weights, or their first file.
+    takes_folder = False
+    key_file_name = "key"
+
+    def key_file(self, key: Secret) -> bytes:
+        """Return what ``Place.key_file`` holds."""
+        return key.reveal().encode("ascii") + b"\n"
 
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
         """Return the programs of ``shard`` in the order in which they start."""

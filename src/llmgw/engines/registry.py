@@ -6,8 +6,10 @@ from typing import Dict
 from llmgw.domain.errors import ConfigError
 from llmgw.engines.base import Engine
 from llmgw.engines.llama_cpp import LlamaCpp
+from llmgw.engines.sglang import Sglang
+from llmgw.engines.vllm import Vllm
 
-ENGINES: Dict[str, Engine] = {engine.name: engine for engine in (LlamaCpp(),)}
+ENGINES: Dict[str, Engine] = {engine.name: engine for engine in (LlamaCpp(), Vllm(), Sglang())}
 
 
 def get(name: str) -> Engine:

@@ -193,6 +193,8 @@ def _arg(item: Value, engine: str, reserved: FrozenSet[str]) -> str:
 def is_reserved(flag: str, engine: str, reserved: FrozenSet[str]) -> bool:
     """Whether ``flag`` is one of ``reserved`` in any spelling that the engine would take for it."""
     plain = flag.replace("_", "-")
+    if f"!{plain}" in reserved:       # a flag of its own, although a reserved one starts like it
+        return False
     for known in reserved:
         if plain == known or (known.endswith("*") and plain.startswith(known[:-1])):
             return True

@@ -1,0 +1,52 @@
+"""What the engines share that are Python programs: what they may see of their surroundings, and how they are asked."""
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+
+from llmgw.domain.model import ModelSpec, Task
+from llmgw.domain.replica import ShardWanted
+from llmgw.engines.base import Place
+from llmgw.parse import prometheus
+
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank")
+_SMALLEST: Mapping[Task, Tuple[str, Dict[str, Any]]] = {
+    Task.CHAT: ("/v1/completions", {"prompt": "ready", "max_tokens": 1, "temperature": 0}),
+    Task.EMBED: ("/v1/embeddings", {"input": "ready"}),
+    Task.RERANK: ("/v1/rerank", {"query": "ready", "documents": ["ready"]}),
+}
+
+
+def allowed_paths(*read: str) -> FrozenSet[Tuple[str, str]]:
+    """Return the questions of the OpenAI API, and what may be read; everything else of the engine stays inside."""
+    return frozenset([("POST", path) for path in _OPENAI_PATHS] + [("GET", path) for path in read])
+
+
+def smallest_request(model: ModelSpec) -> Tuple[str, bytes]:
+    """Return the path and body of a request for one token, or one embedding."""
+    path, body = _SMALLEST[model.task]
+    return path, json.dumps({"model": model.name, **body}).encode()
+
+
+def env(shard: ShardWanted, place: Place) -> Dict[str, str]:
+    """Return the environment: the weights are here, so nothing is fetched, and nobody is told of their use.
+
+    The programs of the environment come first on PATH: kernels are built with its ninja. The
+    addresses are loopback: torch and its kind listen where their host name leads otherwise.
+    """
+    made = {"PATH": f"{place.program.rpartition('/')[0]}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": place.work_dir, "LANG": "C.UTF-8", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1",
+            "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(str(slot.index) for slot in shard.gpus)}
+    if place.library_dirs:
+        made["LD_LIBRARY_PATH"] = ":".join(place.library_dirs)
+    return made
+
+
+def work(page: bytes, names: Tuple[str, ...]) -> Optional[float]:
+    """Return the sum of the counters ``names`` that the page holds; None when it holds none."""
+    samples = prometheus.read(page, names)
+    known = [value for value in (prometheus.total(samples, name) for name in names) if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,105 @@
+"""vLLM: how ``vllm serve`` (checked against 0.30.0) is started and read."""
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+from llmgw.domain.command import Command
+from llmgw.domain.engine import VLLM
+from llmgw.domain.model import ModelSpec, Task
+from llmgw.domain.replica import ShardWanted
+from llmgw.domain.route import Gauges
+from llmgw.engines import python_env
+from llmgw.engines.base import Engine, Place, Program
+from llmgw.parse import prometheus
+
+MODULE = "vllm.entrypoints.cli.main"     # what the script ``vllm`` calls; an operator's Python may lie without scripts
+
+# What llmgw sets itself, and what would open the node, run code of a request's or a file's choosing, write requests
+# into the log, or start a part of a larger whole. ``--x*``: all that start so (--flag.key, -n2); ``!--x``: a flag of
+# its own, although a reserved one starts like it.
+_RESERVED = """
+    -h --help --config --model --served-model-name --host --port --uds --root-path --api-key --grpc --headless
+    --ssl-* --enable-ssl-refresh --allow-credentials --allowed-headers --allowed-methods --allowed-origins
+    --middleware* --disable-fastapi-docs --no-disable-fastapi-docs --enable-offline-docs --no-enable-offline-docs
+    --disable-uvicorn-access-log --no-disable-uvicorn-access-log --uvicorn-log-level --log-config-file
+    --enable-log-requests --no-enable-log-requests --enable-log-outputs --no-enable-log-outputs
+    --enable-log-deltas --no-enable-log-deltas --disable-log-stats
+    --chat-template --trust-request-chat-template --no-trust-request-chat-template
+    --tool-server --tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin
+    --logits-processors* --model-class-overrides* --worker-cls --worker-extension-cls --scheduler-cls
+    --enable-tokenizer-info-endpoint --no-enable-tokenizer-info-endpoint
+    --enable-prompt-embeds --no-enable-prompt-embeds --enable-mm-embeds --no-enable-mm-embeds
+    --allowed-local-media-path --allowed-media-domains --hf-token --trust-remote-code --no-trust-remote-code
+    --code-revision --revision --tokenizer-revision --hf-config-path --download-dir --runner
+    --max-model-len --max-num-seqs --tensor-parallel-size -t -tp* --device-ids
+    --pipeline-parallel-size -pp* --prefill-context-parallel-size -pcp* --nnodes -n* --node-rank -r*
+    --master-addr --master-port
+    --distributed-executor-backend --data-parallel-* -dp* --dp-supervisor-* --api-server-count -as*
+    --enable-elastic-ep --no-enable-elastic-ep --elastic-ep-max-dp-size --enable-scale-out --no-enable-scale-out
+    --kv-transfer-config* --kv-events-config* --ec-transfer-config* --ec-manager-config* --weight-transfer-config*
+    --profiler-config* --otlp-traces-endpoint --collect-detailed-traces
+    --enable-sleep-mode --no-enable-sleep-mode --tokens-only --no-tokens-only
+    !--reasoning-parser !--tokenizer
+"""
+
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_KV_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")      # the second is the older name
+_GENERATED = "vllm:generation_tokens_total"
+# The last one counts every step, those too in which a long prompt is still being read.
+_WORK = (_GENERATED, "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
+_GIB = 1 << 30
+
+
+class Vllm(Engine):
+    """One program, ``vllm serve``. Its key guards only /v1 and a few paths: the gate is what guards the rest."""
+
+    name = VLLM
+    takes_folder = True
+    allowed_paths = python_env.allowed_paths("/health", "/metrics", "/v1/models")
+    reserved_flags = frozenset(_RESERVED.split())
+
+    def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
+        argv = (place.program, "-m", MODULE, "serve", place.model_path, *_flags(shard, place), *shard.model.args)
+        return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir,
+                                          secret_env={"VLLM_API_KEY": shard.key.reveal()})),)
+
+    def gauges(self, page: bytes) -> Gauges:
+        # By exact names: ..._waiting_by_reason repeats the same requests (engines.md 2.4).
+        samples = prometheus.read(page, (_RUNNING, _WAITING, *_KV_USED, _GENERATED))
+        return Gauges(running=prometheus.total(samples, _RUNNING),
+                      waiting=prometheus.total(samples, _WAITING),
+                      kv_used=prometheus.peak(samples, *_KV_USED),
+                      generated_tokens=prometheus.total(samples, _GENERATED))
+
+    def work(self, page: bytes) -> Optional[float]:
+        return python_env.work(page, _WORK)
+
+    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
+        return python_env.smallest_request(model)
+
+
+def _flags(shard: ShardWanted, place: Place) -> List[str]:
+    model = shard.model
+    flags = ["--served-model-name", model.name, "--host", "127.0.0.1", "--port", str(place.port),
+             "--tensor-parallel-size", str(max(1, len(shard.gpus))),
+             # auto: the model's own, or as much as fits beside it
+             "--max-model-len", str(model.context_length or "auto"), "--max-num-seqs", str(model.parallel),
+             "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
+    if model.task is not Task.CHAT:
+        flags += ["--runner", "pooling"]
+    if place.template_file:
+        flags += ["--chat-template", place.template_file]
+    if model.trust_remote_code:
+        flags += ["--trust-remote-code"]
+    return flags
+
+
+def _env(shard: ShardWanted, place: Place) -> Dict[str, str]:
+    made = {**python_env.env(shard, place), "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
+    if not shard.gpus:
+        # On a CPU the KV cache is not what is left of a card: it has to be told its size.
+        made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-shard.weights.size_bytes // (4 * _GIB))))
+        if place.threads is not None:
+            made["OMP_NUM_THREADS"] = str(place.threads)
+    return made

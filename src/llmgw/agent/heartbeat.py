@@ -35,6 +35,7 @@ class Heartbeat:
         self._handled: Deque[str] = collections.deque(maxlen=256)
         self._failures = 0
         self._refused = ""
+        self._unkept: Optional[HeartbeatAnswer] = None        # acted on, but not on disk
 
     def recall(self) -> None:
         """Act on the last answer of an earlier run, so that the node works with no control plane at all."""
@@ -88,15 +89,30 @@ class Heartbeat:
         self._refused = ""
         if answer.desired is not None and (current is None or (answer.epoch, answer.generation) != (
                 current.epoch, current.generation)):
-            files.make_dir(os.path.dirname(self._layout.desired))
-            files.write_atomic(self._layout.desired, wire.dumps(wire.HEARTBEAT_ANSWER, answer))
+            self._keep(answer)
             self._board.put_desired(Desired(answer.epoch, answer.generation, answer.desired))
             log.info("desired state taken epoch=%d generation=%d engines=%d shards=%d", answer.epoch,
                      answer.generation, len(answer.desired.engines), len(answer.desired.shards))
+        elif self._unkept is not None:
+            self._keep(self._unkept)
         for request in answer.requests:
             if request.id not in self._handled:
                 self._handled.append(request.id)
                 threading.Thread(target=self._request, args=(request,), daemon=True).start()
+
+    def _keep(self, answer: HeartbeatAnswer) -> None:
+        """Write the answer down. One that cannot be is acted on all the same: it may be what frees the disk."""
+        try:
+            files.make_dir(os.path.dirname(self._layout.desired))
+            files.write_atomic(self._layout.desired, wire.dumps(wire.HEARTBEAT_ANSWER, answer))
+            self._unkept = None
+            self._board.put_note("desired", "")
+        except LlmgwError as error:
+            if self._unkept is None:
+                log.error("desired state not kept reason=%s: %s", error.reason, error.message)
+            self._unkept = answer
+            self._board.put_note("desired", f"what is wanted here could not be written down, and is forgotten "
+                                            f"when the agent restarts without a control plane: {error.message}")
 
     def _refuse(self, answer: HeartbeatAnswer, current: Desired) -> None:
         sentence = (f"the control plane is behind: it answers with epoch {answer.epoch} generation "

@@ -6,6 +6,7 @@ after the program ran.
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,11 +18,11 @@ from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.command import Command
 from llmgw.domain.engine import Asset, EnginePhase
-from llmgw.domain.errors import EngineFailed, RequirementMissing, StorageError
+from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, RequirementMissing, StorageError
 from llmgw.parse import engine_version, ldd
 from llmgw.system import download, failpoint, files
 from llmgw.system.process import Processes
-from llmgw.system.unpack import budget, unpack
+from llmgw.system.unpack import TooMuch, budget, unpack
 
 MARKER = ".llmgw-installed.json"
 PROGRAM = "llama-server"
@@ -62,6 +63,19 @@ class Installer:
         for asset in assets:
             self._download(name, version, asset, done, total, report)
             done += asset.size_bytes
+        try:
+            installed = self._build(name, version, assets, scratch, needs_gpu, report)
+        except LlmgwError:
+            with contextlib.suppress(StorageError):
+                files.remove(scratch)         # what failed takes no room until it is tried again
+            raise
+        for asset in assets:
+            files.remove(self._layout.blob(asset.sha256))
+        return installed
+
+    def _build(self, name: str, version: str, assets: Sequence[Asset], scratch: str, needs_gpu: bool,
+               report: Report) -> Installed:
+        """Unpack what was downloaded, prove it, give it its name."""
         for number, asset in enumerate(assets):
             report(EnginePhase.UNPACKING, f"unpacking {asset.name}")
             self._unpack(asset, os.path.join(scratch, str(number)))
@@ -75,8 +89,6 @@ class Installer:
         self._rename(built, self._layout.engine(name, version))
         failpoint.reach("install-after-rename")
         files.remove(scratch)
-        for asset in assets:
-            files.remove(self._layout.blob(asset.sha256))
         return installed
 
     def prove(self, name: str, version: str, path: str, program: str, needs_gpu: bool) -> Installed:
@@ -120,8 +132,16 @@ class Installer:
 
     def _unpack(self, asset: Asset, folder: str) -> None:
         files.make_dir(os.path.dirname(folder), 0o755)
-        free = files.free_bytes(os.path.dirname(folder)) - RESERVE_BYTES
-        unpack(self._layout.blob(asset.sha256), folder, max_bytes=budget(asset.size_bytes, free))
+        free = max(0, files.free_bytes(os.path.dirname(folder)) - RESERVE_BYTES)
+        most = budget(asset.size_bytes, free)
+        try:
+            unpack(self._layout.blob(asset.sha256), folder, max_bytes=most)
+        except TooMuch:
+            if most < free:
+                raise                     # the disk has room, but nothing honest is that large
+            raise DiskFull(f"cannot unpack {asset.name} in {os.path.dirname(folder)}: {free} bytes are free there "
+                           f"beside the {RESERVE_BYTES} that are kept, and it holds more",
+                           hint="free some space there, or choose another data folder") from None
 
     def _rename(self, built: str, final: str) -> None:
         files.remove(final)               # without its marker it was never whole

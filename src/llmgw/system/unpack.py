@@ -28,6 +28,10 @@ _UNREADABLE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueEr
                IndexError, KeyError, RecursionError)
 
 
+class TooMuch(UnsafeArchive):
+    """More came out of the archive than may: it is a bomb, or the disk is too full for it."""
+
+
 class _Budget:
     """A stream that ends in UnsafeArchive when more comes out of it than was allowed."""
 
@@ -43,7 +47,7 @@ class _Budget:
         data = self._source.read(size if size >= 0 else COPY_BYTES)
         self._read += len(data)
         if self._read > self._until:
-            raise UnsafeArchive(f"the archive unpacks to more than {self._until} bytes")
+            raise TooMuch(f"the archive unpacks to more than {self._until} bytes")
         return data
 
 

@@ -93,7 +93,19 @@ def test_stand_in_an_old_driver_is_asked_again_without_what_it_does_not_know(tmp
 def test_stand_in_a_driver_mismatch_is_a_warning_with_what_to_do(tmp_path):
     text = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161\n"
     found = gpus.probe(StandInSmi(Outcome(18, text, "")), program="/smi", pci=cards(tmp_path, **NVIDIA))
-    assert found.gpus == () and "reboot" in found.warnings[0]
+    assert found.gpus == () and "reboot the node" in found.warnings[0]
+    assert found.reboot_needed.endswith("driver and library versions differ")
+
+
+def test_stand_in_a_driver_mismatch_counts_where_the_bus_shows_no_card(tmp_path):
+    text = "Failed to initialize NVML: Driver/library version mismatch\n"
+    assert gpus.probe(StandInSmi(Outcome(18, text, "")), program="/smi", pci=cards(tmp_path)).reboot_needed
+
+
+def test_stand_in_a_driver_that_is_not_loaded_needs_no_reboot(tmp_path):
+    text = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+    found = gpus.probe(StandInSmi(Outcome(9, text, "")), program="/smi", pci=cards(tmp_path, **NVIDIA))
+    assert found.reboot_needed == "" and "the NVIDIA driver is not loaded" in found.warnings[0]
 
 
 def test_stand_in_a_driver_that_hangs_is_a_warning(tmp_path):

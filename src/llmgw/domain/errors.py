@@ -54,6 +54,12 @@ class ParseError(LlmgwError):
     reason = "Malformed"
 
 
+class RebootNeeded(ParseError):
+    """What a driver says between its update and the next reboot."""
+
+    reason = "RebootNeeded"
+
+
 class DigestMismatch(LlmgwError):
     """Bytes whose sha256 is not the one that was named."""
 
@@ -100,6 +106,16 @@ class RequirementMissing(LlmgwError):
     """This machine lacks something that an engine needs."""
 
     reason = "RequirementMissing"
+
+
+class PackagesFailed(LlmgwError):
+    """The package manager installed nothing; ``waits``: it may well do so later."""
+
+    reason = "PackagesFailed"
+
+    def __init__(self, message: str, *, hint: Optional[str] = None, waits: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.waits = waits
 
 
 class EngineFailed(LlmgwError):

@@ -11,7 +11,8 @@ _MISSING = re.compile(r"\s*(\S+) => not found")
 _MUSL = re.compile(r"Error loading shared library (\S+): .*")
 _RUN = re.compile(r".*error while loading shared libraries: (\S+): cannot open shared object file.*")
 _CACHE_LINE = re.compile(r"\s*(\S+) \(.*\) => /\S+")
-_NO_ELF = re.compile(r"\s*not a dynamic executable\s*")
+# the loader dies of a file that was cut, and ldd tells how
+_NO_LIBRARY = re.compile(r"\s*(not a dynamic executable|ldd: exited with unknown exit code .*)\s*")
 
 # A CUDA build looks for the driver's own libraries, also on nodes that have no driver loaded.
 DRIVER_LIBRARIES = frozenset({"libcuda.so.1", "libnvidia-ml.so.1"})
@@ -58,9 +59,9 @@ def missing(text: str) -> Tuple[str, ...]:
     return tuple(library.sentence for library in lacks(text))
 
 
-def no_elf(text: str) -> bool:
-    """Say whether ldd calls the file something else than a dynamic program or library."""
-    return any(_NO_ELF.fullmatch(line) for line in text.splitlines())
+def no_library(text: str) -> bool:
+    """Say whether ldd finds that the file is no dynamic program or library, or no whole one."""
+    return any(_NO_LIBRARY.fullmatch(line) for line in text.splitlines())
 
 
 def cached(text: str) -> Tuple[str, ...]:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from llmgw.domain.errors import ParseError
+from llmgw.domain.errors import ParseError, RebootNeeded
 from llmgw.domain.node import Gpu
 
 # name is in the middle, because it alone may hold commas: the rest is taken from both ends
@@ -17,14 +17,14 @@ APPS_FIELDS = ("pid", "used_gpu_memory", "gpu_uuid")
 
 MEBIBYTE = 1 << 20
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,60}")
+_MISMATCH = ("driver/library version mismatch", "the NVIDIA driver was updated and its kernel module was not: "
+             "driver and library versions differ", "reboot the node, or reload the nvidia kernel modules")
 _PROBLEMS = (
-    ("driver/library version mismatch", "the NVIDIA driver was updated and its kernel module was not: "
-     "driver and library versions differ", "reboot the machine, or reload the nvidia kernel modules"),
     ("couldn't communicate with the nvidia driver", "the NVIDIA driver is not loaded",
      "install or load the NVIDIA driver"),
     ("driver not loaded", "the NVIDIA driver is not loaded", "install or load the NVIDIA driver"),
     ("gpu access blocked by the operating system", "the operating system blocks the access to the GPU", ""),
-    ("unable to determine the device handle", "a GPU has fallen off the bus", "reboot the machine"),
+    ("unable to determine the device handle", "a GPU has fallen off the bus", "reboot the node"),
     ("no devices were found", "the NVIDIA driver finds no device", ""),
     ("insufficient permissions", "no permission to ask the NVIDIA driver", ""),
 )
@@ -58,8 +58,10 @@ def gpus(text: str, fields: Tuple[str, ...] = FIELDS) -> Reading:
 
 
 def problem(text: str) -> ParseError:
-    """Return why there are no GPUs in what nvidia-smi printed."""
+    """Return why there are no GPUs in what nvidia-smi printed; RebootNeeded when only that helps."""
     lowered = " ".join(text.lower().split())
+    if _MISMATCH[0] in lowered:
+        return RebootNeeded(_MISMATCH[1], hint=_MISMATCH[2])
     for words, message, hint in _PROBLEMS:
         if words in lowered:
             return ParseError(message, hint=hint or None)

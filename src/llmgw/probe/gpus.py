@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from llmgw.domain.command import Command
-from llmgw.domain.errors import LlmgwError, ParseError
+from llmgw.domain.errors import LlmgwError, ParseError, RebootNeeded
 from llmgw.domain.node import Gpu
 from llmgw.parse import nvidia_smi
+from llmgw.system import rehearsal
 from llmgw.system.process import Processes
 
 TIMEOUT_SECONDS = 10.0
@@ -27,6 +28,7 @@ class Gpus:
     driver: Optional[str] = None
     gpus: Tuple[Gpu, ...] = ()
     warnings: Tuple[str, ...] = ()
+    reboot_needed: str = ""       # why they cannot be used before that
 
 
 def probe(processes: Processes, *, program: str = "", pci: str = PCI_DEVICES) -> Gpus:
@@ -45,6 +47,9 @@ def probe(processes: Processes, *, program: str = "", pci: str = PCI_DEVICES) ->
         return Gpus(warnings=others)
     try:
         reading = query(processes, program)
+    except RebootNeeded as error:
+        return Gpus(warnings=others + (f"NVIDIA GPUs cannot be used: {error.message}; {error.hint}",),
+                    reboot_needed=error.message)
     except LlmgwError as error:
         if not cards and not os.path.exists("/dev/nvidia0"):
             return Gpus(warnings=others)       # nvidia-smi without any card: a container image
@@ -86,7 +91,8 @@ def cards_on_the_bus(pci: str = PCI_DEVICES) -> Tuple[str, ...]:
 
 def find_program() -> str:
     """Return the path of nvidia-smi, empty when there is none."""
-    return shutil.which("nvidia-smi", path=os.pathsep.join(_PLACES)) or ""
+    places = rehearsal.places("NVIDIA_PATH") or os.pathsep.join(_PLACES)
+    return shutil.which("nvidia-smi", path=places) or ""
 
 
 _ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}

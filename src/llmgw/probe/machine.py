@@ -45,7 +45,7 @@ def probe(data_dir: str, *, processes: Processes, exclude_gpus: Sequence[int] = 
         memory_total_bytes=memory.get("MemTotal", 0), memory_available_bytes=memory.get("MemAvailable", 0),
         disk_total_bytes=disk[0], disk_free_bytes=disk[1], nvidia_driver=found.driver,
         gpus=tuple(gpu for gpu in found.gpus if gpu.index not in exclude_gpus),
-        warnings=tuple(warnings) + found.warnings)
+        reboot_needed=found.reboot_needed, warnings=tuple(warnings) + found.warnings)
 
 
 def _os_release() -> OsRelease:
@@ -91,6 +91,6 @@ def _libc() -> str:
     except (ValueError, OSError):          # not glibc
         pass
     for folder in ("/lib", "/usr/lib"):
-        if any(entry.startswith("ld-musl-") for entry in os.listdir(folder) if os.path.isdir(folder)):
+        if os.path.isdir(folder) and any(entry.startswith("ld-musl-") for entry in os.listdir(folder)):
             return "musl"
     return ""

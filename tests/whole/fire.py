@@ -1,0 +1,316 @@
+"""Two nodes, two replicas, and a load that notices everything: what the tests under fire have in common."""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import threading
+import time
+import urllib.request
+import zlib
+
+import openai
+
+from llmgw.decide.routing import choose
+from tests.whole.cluster import MODEL, Cluster, free_block, until
+
+NODES = ("node-1", "node-2")
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "Paris"
+TIMEOUT = 240.0                   # of one request: a hung engine may hold it for two minutes
+ENTRY = """\
+  - name: {name}
+    engine: llama.cpp
+    weights: mirror:{weights}
+    replicas: {replicas}
+    context_length: 1024
+    parallel: 2
+    gpus: 0
+    chat_template: qa.jinja
+    args: [{args}]
+"""
+
+
+def entry(name=MODEL, replicas=2, args=("--threads", "1")):
+    """Return a model of server.yaml; every one has the weights of gemma."""
+    return ENTRY.format(name=name, weights=MODEL, replicas=replicas, args=", ".join(f'"{arg}"' for arg in args))
+
+
+def config(*entries, version="b10991", listen="127.0.0.1:0"):
+    return (f"cluster: fire\nlisten: {listen}\nengines:\n  llama.cpp: {{version: {version}}}\n"
+            + ("models:\n" + "".join(entries) if entries else "models: []\n"))
+
+
+class Fire(Cluster):
+    """A cluster whose parts come back at the same ports; its agents leave engines and gates running."""
+
+    def __init__(self, pyz, folder, template, archive, gemma):
+        super().__init__(pyz, folder, template)
+        self._archive, self._gemma = archive, gemma
+        first = free_block(512)
+        self._ports = {name: first + at * 128 for at, name in enumerate((*NODES, "server", "router"))}
+        self.listen = f"127.0.0.1:{self._ports['server']}"
+        self.key = ""
+
+    # Starting and killing.
+
+    def set_up(self, *entries):
+        """Start everything and wait until every replica is routed."""
+        self.write(*entries)
+        self.start_server()
+        for name in NODES:
+            self.start_agent(name)
+        self.start_router()
+        self.ctl("mirror", "import-engine", self._archive.path, "--sha256", self._archive.sha256)
+        self.ctl("mirror", "import", self._gemma, "--name", MODEL)
+        self.key = json.loads(self.ctl("keys", "create", "fire", "--json"))["secret"]
+        self.calm()
+
+    def write(self, *entries, version="b10991"):
+        """Put another server.yaml in place, as an editor does."""
+        scratch = self.config.with_suffix(".new")
+        scratch.write_text(config(*entries, version=version, listen=self.listen), encoding="utf-8")
+        os.replace(scratch, self.config)
+
+    def start_agent(self, name, owned=False):
+        ports = self._ports[name]
+        self.start(name, "agent", "--server", f"http://{self.listen}", "--token-file", self.token("node"), "--node", name,
+                   "--data-dir", self.dir(name), "--gate-port", ports, "--engine-ports", ports + 1,
+                   *(["--owned"] if owned else []))
+
+    def start_router(self):
+        self.start("router", "router", "--server", f"http://{self.listen}", "--token-file", self.token("router"),
+                   "--listen", f"127.0.0.1:{self._ports['router']}", "--data-dir", self.dir("router"))
+        self.router = self.endpoint("router")
+
+    def kill9(self, name):
+        """kill -9 a role; its engines and gate are no children that would go with it."""
+        child = self.children.pop(name)
+        child.kill()
+        child.wait(30)
+
+    # Looking.
+
+    def api(self, path):
+        """Return what the control plane says to an admin."""
+        asked = urllib.request.Request(f"http://{self.listen}/v1/{path}", headers={
+            "Authorization": f"Bearer {self.token('admin').read_text().strip()}"})
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def replicas(self, model=MODEL):
+        """Return the replicas of a model by the name of their node; those on their way out too."""
+        return {item["shards"][0]["node"]: item for item in self.api("replicas")["items"] if item["model"] == model}
+
+    def engines(self, model=None):
+        """Return {replica: pid} of the engines that run, by their own environments."""
+        found = {}
+        for pid, words, environment in _processes():
+            if environment.get("LLMGW_DATA_DIR_MARK", "").startswith(str(self.folder)) and (
+                    model is None or f"\0--alias\0{model}\0" in words):
+                found[environment["LLMGW_SHARD"].rsplit(".", 2)[0]] = pid
+        return found
+
+    def gates(self):
+        """Return {node: pid}."""
+        return {pathlib.Path(environment["LLMGW_GATE"]).name: pid for pid, _, environment in _processes()
+                if environment.get("LLMGW_GATE", "").startswith(str(self.folder) + "/")}
+
+    def metrics(self):
+        """Return {sample without its value: value} of the router."""
+        with urllib.request.urlopen(self.router["url"] + "/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    def in_flight(self, model=MODEL):
+        """Return {replica: requests} of the replicas that the router knows."""
+        mark = f'llmgw_router_inflight{{model="{model}",replica="'
+        return {name[len(mark):].rstrip('"}'): int(value) for name, value in self.metrics().items()
+                if name.startswith(mark)}
+
+    def calm(self, model=MODEL, replicas=2, seconds=240.0):
+        """Wait until all wanted replicas are ready and routed, and nothing is in flight."""
+        def is_calm():
+            self.check()
+            rows = [item for item in self.api("replicas")["items"] if item["model"] == model]
+            if len(rows) != replicas or any(row["state"] != "ready" for row in rows):
+                return False
+            counts = self.in_flight(model)
+            return set(counts) == {row["id"] for row in rows} and not any(counts.values())
+        try:
+            until(f"{model} is calm", is_calm, seconds)
+            until("no request is active", lambda: self.metrics()["llmgw_router_active_requests"] == 0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.ctl('replicas')}\n{self.ctl('models')}\n{self.logs()}") from None
+
+    # Asking.
+
+    def client(self):
+        return openai.OpenAI(base_url=self.router["url"] + "/v1", api_key=self.key, max_retries=0, timeout=TIMEOUT)
+
+    def ask(self, model=MODEL, session=None):
+        """Start one short plain request; return it."""
+        return Asked(self, False, model, session, max_tokens=8, stop=["\n"])
+
+    def stream(self, model=MODEL, session=None, tokens=600):
+        """Start one long stream; return it."""
+        return Asked(self, True, model, session, max_tokens=tokens, extra_body={"ignore_eos": True})
+
+    def session_of(self, replica, model=MODEL):
+        """Return a session whose home is this replica, while none is busy."""
+        candidates = [_Candidate(name) for name in self.in_flight(model)]
+        return next(session for session in map(str, itertools.count())
+                    if choose(candidates, zlib.crc32(session.encode()), True).name == replica)
+
+    def hold(self, replica, *, stream, model=MODEL, **more):
+        """Start a request on this replica, of a model that is calm, and wait until it runs there; return it."""
+        def held():
+            asked = (self.stream if stream else self.ask)(model, self.session_of(replica, model), **more)
+            until("a replica has the request", lambda: self.in_flight(model).get(replica) or asked.over.is_set())
+            if stream:
+                until("the stream has begun", lambda: asked.pieces > 3 or asked.over.is_set())
+            return None if asked.over.is_set() else asked    # over: the replica was avoided for a moment
+        return until(f"a request waits on {replica}", held)
+
+    def end(self):
+        """Stop everything as an operator would; return what is left of it, which should be nothing."""
+        for name in ("router", *NODES):
+            self._stop_well(name)
+        assert self.engines() and set(self.gates()) == set(NODES), "an agent takes nothing along unless it is told to"
+        for name in NODES:
+            said = len(self.log(name).read_text())
+            self.start_agent(name, owned=True)
+            until(f"{name} has adopted its gate", lambda: "gate adopted" in self.log(name).read_text()[said:])
+        for name in (*NODES, "server"):
+            self._stop_well(name)
+        return self.left()
+
+    def _stop_well(self, name):
+        code = self.stop(name, 120.0)
+        assert code == 0, f"{name} ended with {code}:\n{self.log(name).read_text()[-3000:]}"
+
+
+class _Candidate:
+    """An idle replica, as the router's choice sees it."""
+
+    slots, in_flight, queue, in_flight_then, kv_used = 2, 0, None, 0, None
+
+    def __init__(self, name):
+        self.name = name
+        self.seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+class Asked:
+    """One request in a thread of its own. ``outcome`` is how it ended:
+
+    whole · error event (a stream that said so) · cut (a stream that just ended) · status N · unreachable
+    """
+
+    def __init__(self, fire, stream, model, session=None, **more):
+        self.over, self.outcome, self.pieces, self.text, self.said = threading.Event(), "", 0, "", ""
+        self.is_stream, self.begun_at = stream, time.monotonic()
+        self._fire = fire
+        self._words = {"model": model, "messages": QUESTION, "temperature": 0, "stream": stream, **more}
+        if session is not None:
+            self._words["extra_headers"] = {"X-Session-Id": session}
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def __repr__(self):
+        kind = "stream" if self.is_stream else "plain"
+        return f"<{kind} {self.outcome or 'running'} after {self.pieces} pieces {self.text[:40]!r} {self.said[:300]}>"
+
+    def wait(self, seconds=TIMEOUT):
+        assert self.over.wait(seconds), self
+        return self
+
+    @property
+    def is_right(self):
+        return self.outcome == "whole" and (self.is_stream or ANSWER in self.text)
+
+    def _run(self):
+        try:
+            with self._fire.client() as client:
+                self._take(client.chat.completions.create(**self._words))
+        except openai.APIStatusError as error:
+            self.outcome, self.said = f"status {error.status_code}", str(error)
+        except openai.APIConnectionError as error:
+            self.outcome, self.said = "unreachable", str(error)
+        except openai.APIError as error:              # an event of a stream that has begun
+            self.outcome, self.said = "error event", f"{error.code}: {error.message}"
+        except Exception as error:                    # of the HTTP library under the client: it has had two names
+            self.outcome, self.said = "cut", repr(error)
+        finally:
+            self.ended_at = time.monotonic()
+            self.over.set()
+
+    def _take(self, answer):
+        if not self.is_stream:
+            self.text, self.outcome = answer.choices[0].message.content, "whole"
+            return
+        reason = None
+        for piece in answer:
+            for choice in piece.choices:
+                self.pieces += 1
+                self.text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
+        self.outcome = "whole" if reason else "ended without a reason"
+
+
+class Load:
+    """So many plain requests and streams at a time, one after the other, until it is left."""
+
+    def __init__(self, fire, plain=2, streams=1, model=MODEL):
+        self._fire, self._model = fire, model
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.ended = []
+        self._threads = [threading.Thread(target=self._loop, args=(kind, number), daemon=True)
+                         for kind, count in ((False, plain), (True, streams)) for number in range(count)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *unused):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(TIMEOUT)
+
+    def _loop(self, is_stream, number):
+        for turn in itertools.count():
+            if self._stop.is_set():
+                return
+            session = f"{is_stream}-{number}-{turn}"
+            asked = (self._fire.stream(self._model, session, tokens=60) if is_stream
+                     else self._fire.ask(self._model, session)).wait()
+            with self._lock:
+                self.ended.append(asked)
+
+    def more(self, count=6, seconds=120.0):
+        """Wait until so many more requests have ended that began from now on."""
+        now = time.monotonic()
+        until(f"{count} more requests", lambda: sum(asked.begun_at >= now for asked in list(self.ended)) >= count, seconds)
+
+    @property
+    def failed(self):
+        """What did not end right; a stream that had begun and says so is told apart by ``broken``."""
+        return [asked for asked in self.ended if not asked.is_right and asked not in self.broken]
+
+    @property
+    def broken(self):
+        return [asked for asked in self.ended if asked.outcome == "error event" and asked.pieces]
+
+
+def _processes():
+    """Give (pid, words, environment) of every process that can be read."""
+    for folder in pathlib.Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
+                pairs = (folder / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+                if words:
+                    yield int(folder.name), words, dict(pair.split("=", 1) for pair in pairs if "=" in pair)

@@ -262,6 +262,30 @@ def test_retries_have_a_budget(router, upstream):
             client.sock.close()
 
 
+def test_what_no_engine_has_seen_needs_no_budget(router, upstream):
+    """When a replica dies, all that were on their way to it are sent elsewhere, not three of them."""
+    together, hold = threading.Barrier(12, timeout=40), 12
+
+    def dead(exchange):                   # what the gate says of an engine that does not listen
+        together.wait()
+        exchange.answer(502, b"{}", fields=["X-Llmgw-Error-Code: engine_refused"])
+
+    first_engine, second_engine = upstream(dead), upstream()
+    started = router(table(model(replica(first_engine.port, "m-0", slots=1000), replica(second_engine.port, "m-1"))))
+    bodies, clients = [chat(f"held {turn}") for turn in range(200)], []
+    for body in bodies:
+        if len(first_engine.requests) == hold:
+            break
+        clients.append(started.open(body))
+        wait_for(lambda: len(first_engine.requests) + len(second_engine.requests) >= len(clients))
+    try:
+        assert len(first_engine.requests) == hold
+        assert {client.answer().status for client in clients} == {200}
+    finally:
+        for client in clients:
+            client.sock.close()
+
+
 def test_an_answer_that_comes_too_late_is_a_504_and_is_not_retried(router, upstream, nothing_in_flight):
     gone = []
 

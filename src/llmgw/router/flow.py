@@ -160,9 +160,9 @@ class Flow(Owner):
     def failed(self, lease: Lease, outcome: Outcome, why: str) -> None:
         if outcome is Outcome.REFUSED:
             self.refused += 1
-        if outcome is not Outcome.LATE and self._may_retry():
-            if self._retry(lease, outcome.value):
-                return
+        unseen = outcome is Outcome.REFUSED
+        if outcome is not Outcome.LATE and self._may_retry(unseen) and self._retry(lease, outcome.value, unseen):
+            return
         self._reply(failure_reply(outcome))
 
     def ended(self, lease: Lease, outcome: Outcome) -> None:
@@ -202,12 +202,13 @@ class Flow(Owner):
 
     # Another try.
 
-    def _may_retry(self) -> bool:
+    def _may_retry(self, unseen: bool = False) -> bool:
+        """Return whether there may be another try; one after a try that no engine has seen needs no budget."""
         return (len(self.tried) < MAX_TRIES and len(self.tried) - self.refused < MAX_ATTEMPTS
                 and not self.over and not self.request.answered
-                and (self.retrying or self.router.retry_budget()))
+                and (unseen or self.retrying or self.router.retry_budget()))
 
-    def _retry(self, lease: Lease, reason: str) -> bool:
+    def _retry(self, lease: Lease, reason: str, unseen: bool = False) -> bool:
         """Send the request to another replica; False when there is none."""
         assert self.model is not None and self.router.table is not None
         name = self.model.routed.name             # the table may be another since the first attempt
@@ -217,7 +218,7 @@ class Flow(Owner):
             return False
         lease.release(Outcome.GIVEN_UP)
         self.router.metrics.retry(reason)
-        if not self.retrying:
+        if not self.retrying and not unseen:
             self.router.retrying += 1
             self.retrying = True
         self._send(choose(candidates, self.affinity, self.sticky))

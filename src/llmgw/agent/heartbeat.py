@@ -77,8 +77,8 @@ class Heartbeat:
         self._failures += 1
         if self._failures in (1, 10) or self._failures % 100 == 0:
             log.warning("no heartbeat reason=%s failures=%d: %s", error.reason, self._failures, error.message)
-        longest = min(EVERY_SECONDS * 2 ** min(self._failures - 2, 8), LONGEST_SECONDS / 2) \
-            if self._failures > 1 else EVERY_SECONDS / 5
+        # never later than a heartbeat is due: a control plane that is back must soon know everything again
+        longest = EVERY_SECONDS if self._failures > 1 else EVERY_SECONDS / 5
         return longest * (0.5 + random.random() / 2)
 
     def _take(self, answer: HeartbeatAnswer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests import interpreters
 from tests.conftest import ROOT, load_script
 
-BYTE_BUDGET = 600_000
+BYTE_BUDGET = 700_000       # of which 172 kB are the hashes of the default vLLM: they do not compress
 
 
 def build(tree: Path, output: Path, *, python: str = sys.executable, umask: int = 0o022, **environment: str) -> str:

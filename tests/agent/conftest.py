@@ -18,6 +18,7 @@ from llmgw.agent.keep_gate import MARKER as GATE_MARKER
 from llmgw.agent.shard_row import OWNER
 from llmgw.domain.replica import ShardState
 from llmgw.system import proc, spawn
+from llmgw.system.ports import is_free
 from tests.fakes.control_plane import TOKEN, ControlPlane, engine_of, shard_of, weights_of
 
 
@@ -108,6 +109,14 @@ class Node:
                     os.kill(pid, signal.SIGKILL)
 
 
+def free_block(size=30):
+    """Return the first of some free ports, below those that the system gives to outgoing connections."""
+    for first in range(20000 + os.getpid() % 80 * 140, 32000, size):
+        if all(is_free("127.0.0.1", port) for port in range(first, first + size)):
+            return first
+    raise AssertionError("no free block of ports")
+
+
 @pytest.fixture
 def plane():
     served = ControlPlane()
@@ -117,7 +126,7 @@ def plane():
 
 @pytest.fixture
 def node(tmp_path, plane):
-    made = Node(tmp_path, plane, 21000 + os.getpid() % 200 * 120)
+    made = Node(tmp_path, plane, free_block())
     yield made
     made.close()
 

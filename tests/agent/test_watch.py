@@ -19,7 +19,7 @@ from llmgw.engines import registry
 from llmgw.engines.base import Place
 from llmgw.system import spawn
 from llmgw.system.http_client import HttpClient
-from tests.agent.conftest import wait_for
+from tests.agent.conftest import free_block, wait_for
 from tests.fakes.control_plane import shard_of
 
 ENGINE = registry.get("llama.cpp")
@@ -51,7 +51,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory, llama_server, gemma, gemma_weights):
-    made = Running(tmp_path_factory.mktemp("watch"), llama_server, gemma, gemma_weights, 20950 + os.getpid() % 40)
+    made = Running(tmp_path_factory.mktemp("watch"), llama_server, gemma, gemma_weights, free_block())
     yield made
     spawn.stop(made.marker, grace_seconds=5.0)
     spawn.leave_all()

@@ -14,10 +14,13 @@ import pytest
 
 from llmgw.agent.install import Installer
 from llmgw.agent.layout import Layout
+from llmgw.agent.prove import Prover
 from llmgw.domain.command import Outcome
 from llmgw.domain.engine import Asset, EnginePhase, EngineWanted
 from llmgw.domain.errors import CommandFailed, EngineFailed, RequirementMissing
 from llmgw.domain.model import WeightsPhase
+from llmgw.domain.node import NodeFacts, OsRelease
+from llmgw.system.installed import Installed
 from tests.agent.conftest import wait_for
 from tests.fakes.control_plane import engine_of, sha256_of, shard_of, weights_of
 
@@ -198,11 +201,13 @@ VERSION = Outcome(0, "", "version: 1 (build 10991, commit x)\n")
 NO_DEVICES = Outcome(0, "Available devices:\n  (none)\n", "")
 
 
-def prove(tmp_path, needs_gpu=False, **answers):
+def prove(tmp_path, cuda="", facts=NodeFacts(), allowed=False, **answers):
     (tmp_path / "llama-server").write_bytes(b"\x7fELF")
     (tmp_path / "libggml-cuda.so").write_bytes(b"\x7fELF")
-    installer = Installer(None, Layout(str(tmp_path)), StandInProcesses(**answers), lambda: False)
-    return installer.prove("llama.cpp", "b10991", str(tmp_path / "llama-server"), "llama-server", needs_gpu)
+    prover = Prover(StandInProcesses(**answers), str(tmp_path / "packages.log"), allowed, lambda: facts)
+    installer = Installer(None, Layout(str(tmp_path)), prover, lambda: False)
+    return installer.prove(str(tmp_path), Installed("llama.cpp", "b10991", "llama-server", "", cuda=cuda),
+                           lambda *unused, **unused_too: None)
 
 
 def test_stand_in_ldd_names_each_library_once_over_all_files(tmp_path):
@@ -222,10 +227,26 @@ def test_stand_in_libraries_of_the_install_itself_and_of_the_driver_are_not_miss
 
 
 def test_stand_in_a_cuda_build_that_finds_no_gpu_is_not_installed(tmp_path):
-    with pytest.raises(EngineFailed, match="finds no GPU"):
-        prove(tmp_path, True, ldd=Outcome(0, "", ""), version=VERSION, **{"list-devices": NO_DEVICES})
+    with pytest.raises(EngineFailed, match="the CUDA build sees no device: --list-devices names none"):
+        prove(tmp_path, "12.8", ldd=Outcome(0, "", ""), version=VERSION, **{"list-devices": NO_DEVICES})
     cuda = Outcome(0, "Available devices:\n  CUDA0: NVIDIA H200 (143771 MiB)\n", "")
-    assert prove(tmp_path, True, ldd=Outcome(0, "", ""), version=VERSION, **{"list-devices": cuda}).devices
+    assert prove(tmp_path, "12.8", ldd=Outcome(0, "", ""), version=VERSION, **{"list-devices": cuda}).devices
+
+
+def test_stand_in_a_missing_library_names_its_package_and_why_llmgw_does_not_install_it(tmp_path):
+    debian = NodeFacts(os=OsRelease("debian", (), "12", "Debian GNU/Linux 12"))
+    with pytest.raises(RequirementMissing) as caught:
+        prove(tmp_path, facts=debian, ldd=Outcome(0, "\tlibgomp.so.1 => not found\n", ""))
+    assert caught.value.message == ("llama.cpp b10991: libgomp.so.1 is missing: package libgomp1 brings it, and "
+                                    "install_packages is false in agent.yaml")
+    assert caught.value.hint.endswith("apt-get install -y libgomp1")
+
+
+def test_stand_in_a_cuda_build_that_is_too_new_for_the_node_says_what_would_help(tmp_path):
+    old = Outcome(0, "", "x: /lib/libc.so.6: version `GLIBC_2.38' not found (required by x)\n")
+    with pytest.raises(RequirementMissing, match=r"libc\.so\.6 is too old \(needs GLIBC_2\.38\)") as caught:
+        prove(tmp_path, "13.4", ldd=old)
+    assert "the CPU build with cpu: true under engines:" in caught.value.hint
 
 
 def test_stand_in_a_program_that_does_not_end_is_a_failure(tmp_path):

@@ -1,8 +1,12 @@
 """Which engine work a node owes."""
 from __future__ import annotations
 
-from llmgw.decide.engines import Attempt, Here, Install, Recheck, Remove, plan, retry_at
+import pytest
+
+from llmgw.decide.engines import Attempt, Here, Install, Recheck, Remove, other_build, plan, retry_at
 from llmgw.domain.engine import EngineWanted
+
+CPU_WANTED = EngineWanted("llama.cpp", "b3", cpu=True)
 
 NEW, OLD, OLDER = ("llama.cpp", "b3"), ("llama.cpp", "b2"), ("llama.cpp", "b1")
 WANTED = EngineWanted(*NEW)
@@ -34,3 +38,17 @@ def test_one_old_version_is_kept_and_older_ones_go_once_the_new_one_runs():
     assert plan([WANTED], here, {}, [OLDER], 1.0) == []
     assert plan([WANTED], {**here, NEW: Here(0.0, False)}, {}, [], 1.0) == []
     assert plan([], here, {}, [], 1.0) == []
+
+
+@pytest.mark.parametrize("item, cuda, has_gpu, other", [
+    (WANTED, "", False, False), (WANTED, "12.8", True, False), (WANTED, "", True, True),
+    (WANTED, "12.8", False, False), (CPU_WANTED, "12.8", True, True), (CPU_WANTED, "", True, False),
+    (EngineWanted(*NEW, cuda="12.8"), "13.4", True, True), (EngineWanted(*NEW, cuda="12.8"), "12.6", True, False),
+    (EngineWanted(*NEW, cuda="12.10"), "12.9", True, False)],
+    ids=["cpu node", "gpu node", "a gpu came", "a gpu is not seen just now", "cpu wanted now", "cpu as wanted",
+         "an older one wanted now", "old enough", "numbers, not texts"])
+def test_another_build_of_the_same_version_is_installed_when_it_is_wanted(item, cuda, has_gpu, other):
+    found = Here(0.0, True, cuda=cuda)
+    assert other_build(item, found, has_gpu) is other
+    assert plan([item], {NEW: found}, {}, [], 1.0, has_gpu=has_gpu) == ([Install(item)] if other else [])
+    assert plan([item], {NEW: found}, {NEW: Attempt(1, 0.0)}, [], 1.0, has_gpu=has_gpu) == []

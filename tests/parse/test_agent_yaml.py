@@ -58,6 +58,12 @@ def test_the_page_about_configuration_explains_every_key():
         assert f"| `{key}` |" in page, key
 
 
+def test_a_node_may_take_the_cpu_build_on_purpose():
+    config = decode("engines: {llama.cpp: {cpu: true}, vllm: {python: /x}}")
+    assert config.cpu_engines == ("llama.cpp",) and [item.name for item in config.operator_engines] == ["vllm"]
+    assert decode("engines: {llama.cpp: {cpu: false}}").cpu_engines == ()
+
+
 REFUSED = [
     ("servers: []", "line 1: servers: unknown key, did you mean server"),
     ("server: []", "line 1: server: names no control plane"),
@@ -74,6 +80,8 @@ REFUSED = [
     ("install_packages: no", "line 1: install_packages: expected true or false"),
     ("engines: {llama.cpp: {python: /x}}", "line 1: engines.llama.cpp.python: unknown key"),
     ("engines: {vllm: {python: x}}", "line 1: engines.vllm.python: expected an absolute path"),
+    ("engines: {vllm: {python: /x, cpu: true}}", "line 1: engines.vllm.cpu: unknown key"),
+    ("engines: {llama.cpp: {binary: /x, cpu: true}}", "line 1: engines.llama.cpp.cpu: names a build of the release"),
     ("engines: {vllm: {}}", "line 1: engines.vllm: python is missing"),
 ]
 

@@ -71,7 +71,7 @@ cluster: c1
 listen: '[::1]:0'
 store: sqlite
 engines:
-  llama.cpp: {version: b11000, cpu: true}
+  llama.cpp: {version: b11000, cpu: true, cuda: 12.8}
   vllm: {version: 0.30.0, launch_mode: mp}
 models:
   - name: org/a:1
@@ -91,7 +91,7 @@ models:
     launch_mode: mp
 """)
     assert (config.cluster, config.host, config.port) == ("c1", "::1", 0)
-    assert config.engines[0].cpu and config.engines[0].version == "b11000"
+    assert config.engines[0].cpu and config.engines[0].version == "b11000" and config.engines[0].cuda == "12.8"
     found = config.models[0]
     assert (found.name, found.aliases, found.engine) == ("org/a:1", ("b", "c"), "vllm")
     assert found.weights == "hf:org/repo@v1.0"
@@ -143,6 +143,8 @@ REFUSED = [
     ("engines: {llama.cpp: {version: v0.7.0}}\n", "line 1: engines.llama.cpp.version: not a build", "like b10991"),
     ("engines: {llama.cpp: {version: b8000}}\n", "line 1: engines.llama.cpp.version: b8000 has known holes", "b8146"),
     ("engines: {vllm: {version: ../x}}\n", "line 1: engines.vllm.version: not a version", None),
+    ("engines: {vllm: {cuda: 12.8}}\n", "line 1: engines.vllm.cuda: only llama.cpp", None),
+    ("engines: {llama.cpp: {cuda: 12}}\n", "line 1: engines.llama.cpp.cuda: not a version of CUDA", None),
     ("engines: {vllm: {cpu: true}}\n", "line 1: engines.vllm.cpu: only llama.cpp", None),
     ("engines: {vllm: {launch_mode: ray}}\n", "line 1: engines.vllm.launch_mode: launch_mode ray", None),
     ("engines: {sglang: {}}\n", "line 1: engines.sglang: version is missing", None),

@@ -111,6 +111,22 @@ def test_a_gpu_that_cuda_13_has_dropped_gets_cuda_12():
     assert github_release.pick(B11434, "b11434", "x86_64", "620.1", False, "7.5").cuda == "13.4"
 
 
+@pytest.mark.parametrize("newest, label", [("12.8", "12.8"), ("13.0", "12.8"), ("13.4", "13.4"), ("14.0", "13.4")])
+def test_a_node_may_ask_for_no_newer_cuda_build(newest, label):
+    assert github_release.pick(B11434, "b11434", "x86_64", "620.1", False, cuda=newest).cuda == label
+
+
+def test_a_release_without_so_old_a_cuda_build_says_which_it_has():
+    error = refusal(B11434, "b11434", "x86_64", "620.1", False, None, "11.8")
+    assert error.message.endswith("it has no build for CUDA 11.8 or older, only for 12.8, 13.4")
+
+
+def test_the_older_cuda_builds_of_a_release_can_be_told():
+    newest, oldest = (github_release.pick(B11434, "b11434", "x86_64", driver, False) for driver in ("620.1", "570.26"))
+    assert github_release.older_cuda(B11434, newest) == ("12.8",) and github_release.older_cuda(B11434, oldest) == ()
+    assert github_release.older_cuda(B11434, github_release.pick(B11434, "b11434", "x86_64", None, False)) == ()
+
+
 def refusal(*words):
     with pytest.raises(RequirementMissing) as caught:
         github_release.pick(*words)

@@ -9,22 +9,28 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from llmgw.agent.board import Board, Key, Usable
-from llmgw.agent.install import Installed, Installer, read_marker
+from llmgw.agent.install import Installer
 from llmgw.agent.layout import Layout
+from llmgw.agent.prove import Report
 from llmgw.decide import engines as decide
+from llmgw.decide import requirements
 from llmgw.domain.cluster import OperatorEngine
 from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase, EngineWanted
 from llmgw.domain.errors import DiskFull, LlmgwError, RequirementMissing
+from llmgw.engines.needs import NEEDS
 from llmgw.parse import github_release
-from llmgw.system import download, files
+from llmgw.system import download, files, installed, rehearsal
 from llmgw.system.clock import Clock
+from llmgw.system.installed import Installed
 from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
 
+LOOKING = "waits for the look at this machine"
 EVERY_SECONDS = 5.0
 REPORT_SECONDS = 1.0
 OPERATOR_RETRY_SECONDS = 30.0
+RECHECK_SECONDS = rehearsal.seconds("RECHECK_SECONDS", decide.RECHECK_SECONDS)
 DISK_FAILURES = 2                 # as many failures a full disk counts as, at most: tried again within 15 s
 
 
@@ -32,7 +38,8 @@ class EngineKeeper:
     """One thread; the only writer of ``engines/``."""
 
     def __init__(self, installer: Installer, board: Board, layout: Layout, clock: Clock,
-                 operator: Sequence[OperatorEngine]) -> None:
+                 operator: Sequence[OperatorEngine], cpu: Sequence[str] = ()) -> None:
+        self._cpu = frozenset(cpu)            # engines whose CPU build this node takes on purpose
         self._installer, self._board, self._layout, self._clock = installer, board, layout, clock
         self._operator = {item.name: item for item in operator}
         self._here: Dict[Key, decide.Here] = {}
@@ -45,21 +52,21 @@ class EngineKeeper:
 
     def recall(self) -> None:
         """Find what is installed; remove what an interrupted install left. Nothing here is usable yet."""
-        for engine in _folders(self._layout.engines):
-            for name in _folders(engine):
-                installed = read_marker(name)
-                if installed is None or self._layout.engine(installed.name, installed.version) != name:
-                    log.info("unfinished install removed path=%s", name)
-                    files.remove(name)
-                    continue
-                key = (installed.name, installed.version)
-                self._installed[key] = installed
-                self._here[key] = decide.Here(installed_at=installed.installed_at)
+        for folder in installed.folders(self._layout.engines):
+            found = installed.read(folder)
+            if found is None or self._layout.engine(found.name, found.version) != folder:
+                log.info("unfinished install removed path=%s", folder)
+                files.remove(folder)
+                continue
+            key = (found.name, found.version)
+            self._installed[key] = found
+            self._here[key] = decide.Here(installed_at=found.installed_at, cuda=found.cuda)
 
     def turn(self) -> Optional[float]:
         """Take every step that is due. A failed one is told, and tried again later."""
         desired = self._board.desired
-        wanted = desired.node.engines if desired else ()
+        wanted = [dataclasses.replace(item, cpu=item.cpu or item.name in self._cpu)
+                  for item in (desired.node.engines if desired else ())]
         in_use = _in_use(self._board)
         for name in self._operator:
             self._check_operators(name, wanted)
@@ -67,7 +74,8 @@ class EngineKeeper:
         # installed versions that shards use, or that nobody has asked about yet, are looked at too
         kept = [EngineWanted(*key) for key in self._here
                 if key not in {(item.name, item.version) for item in ours} and (desired is None or key in in_use)]
-        steps = decide.plan([*ours, *kept], self._here, self._due(ours), in_use, self._clock.monotonic())
+        steps = decide.plan([*ours, *kept], self._here, self._due(ours), in_use, self._clock.monotonic(),
+                            has_gpu=bool(self._board.facts.gpus), recheck_seconds=RECHECK_SECONDS)
         for step in steps:
             if isinstance(step, decide.Install):
                 self._install(step.wanted)
@@ -83,11 +91,14 @@ class EngineKeeper:
     def _can_be_ours(self, item: EngineWanted) -> bool:
         if item.name == LLAMA_CPP:
             return True
-        has_gpu = bool(self._board.facts.gpus)
-        phase = EnginePhase.MISSING if has_gpu else EnginePhase.SKIPPED
-        self._tell((item.name, item.version), phase,
-                   f"this version of llmgw does not install {item.name}" if has_gpu
-                   else "no GPU that it could use")
+        key = (item.name, item.version)
+        why_not = requirements.skipped(NEEDS[item.name], self._board.facts) if item.name in NEEDS else ""
+        if not self._board.facts.arch:
+            self._tell(key, EnginePhase.RESOLVING, LOOKING)
+        elif why_not:
+            self._tell(key, EnginePhase.SKIPPED, why_not)
+        else:
+            self._tell(key, EnginePhase.MISSING, f"this version of llmgw does not install {item.name}")
         return False
 
     def _due(self, wanted: Sequence[EngineWanted]) -> Mapping[Key, decide.Attempt]:
@@ -104,14 +115,10 @@ class EngineKeeper:
                        item.assets_problem or "the control plane has no list of its archives yet")
             return
         if not self._board.facts.arch:
-            self._tell(key, EnginePhase.RESOLVING, "waits for the look at this machine")
+            self._tell(key, EnginePhase.RESOLVING, LOOKING)
             return
         try:
-            picked = self._pick(item)
-            assets = [asset for asset in (picked.binary, picked.runtime) if asset is not None]
-            installed = self._installer.install(
-                item.name, item.version, assets, bool(picked.cuda),
-                lambda phase, message, done=None, total=None: self._report(key, phase, message, done, total))
+            made = self._installer.install(item, self._pick(item), self._reporter(key))
         except download.Stopped:
             return
         except LlmgwError as error:
@@ -119,15 +126,18 @@ class EngineKeeper:
             return
         self._attempts.pop(key, None)
         self._said.is_over(f"{key}")
-        self._runs(key, installed)
-        log.info("engine installed name=%s version=%s says=%s", *key, installed.says)
+        self._runs(key, made)
+        log.info("engine installed name=%s version=%s archive=%s says=%s", *key, made.archive, made.says)
 
     def _pick(self, item: EngineWanted) -> github_release.Picked:
+        """Return the archive for this node. One that waits for its reboot has a GPU: it gets no CPU build meanwhile."""
         facts = self._board.facts
+        if facts.reboot_needed and not item.cpu:
+            raise RequirementMissing(f"{item.name} {item.version}: {facts.reboot_needed}", hint="reboot the node")
         capabilities = [gpu.compute_capability for gpu in facts.gpus if gpu.compute_capability]
         return github_release.pick(item.assets, item.version, facts.arch,
                                    facts.nvidia_driver if facts.gpus else None, item.cpu,
-                                   min(capabilities, key=github_release.numbers) if capabilities else None)
+                                   min(capabilities, key=github_release.numbers) if capabilities else None, item.cuda)
 
     def _failed(self, item: EngineWanted, error: LlmgwError) -> None:
         key = (item.name, item.version)
@@ -145,25 +155,23 @@ class EngineKeeper:
 
     def _recheck(self, key: Key) -> None:
         """Run an installed version again. One that stops running is reported; what runs of it is left alone."""
-        installed = self._installed[key]
-        path = os.path.join(self._layout.engine(*key), installed.program)
+        found, folder = self._installed[key], self._layout.engine(*key)
         try:
-            again = self._installer.prove(*key, path, installed.program, any("CUDA" in d for d in installed.devices))
+            again = self._installer.prove(folder, found, self._reporter(key))
         except LlmgwError as error:
             self._here[key] = dataclasses.replace(self._here[key], checked_at=self._clock.monotonic(), runs=False)
             phase = EnginePhase.MISSING if isinstance(error, RequirementMissing) else EnginePhase.FAILED
             self._tell(key, phase, error.message, error.hint or "")
-            if not os.path.exists(path):
+            if not os.path.exists(os.path.join(folder, found.program)):
                 self._remove(key)             # its files are gone: it is installed anew
             return
-        self._runs(key, dataclasses.replace(again, installed_at=installed.installed_at))
+        self._runs(key, again)
 
-    def _runs(self, key: Key, installed: Installed) -> None:
-        self._installed[key] = installed
-        self._here[key] = decide.Here(self._clock.monotonic(), True, installed.installed_at)
-        program = os.path.join(self._layout.engine(*key), installed.program)
-        self._tell(key, EnginePhase.INSTALLED, installed.says, usable=Usable(program),
-                   devices=installed.devices)
+    def _runs(self, key: Key, seen: Installed) -> None:
+        self._installed[key] = seen
+        self._here[key] = decide.Here(self._clock.monotonic(), True, seen.installed_at, seen.cuda)
+        program = os.path.join(self._layout.engine(*key), seen.program)
+        self._tell(key, EnginePhase.INSTALLED, seen.says, usable=Usable(program), devices=seen.devices)
 
     def _check_operators(self, name: str, wanted: Sequence[EngineWanted]) -> None:
         """The operator's own program stands for whatever version is wanted; it is looked at like ours."""
@@ -172,10 +180,10 @@ class EngineKeeper:
             now = self._clock.monotonic()
             if now < self._operators_due.get(key, now):
                 continue
-            self._operators_due[key] = now + decide.RECHECK_SECONDS
+            self._operators_due[key] = now + RECHECK_SECONDS
             path = self._operator[name].path
             try:
-                says = self._installer.prove(name, "operator", path, path, False)
+                says = self._installer.prove_operators(name, path, self._reporter(key))
             except LlmgwError as error:
                 self._operators_due[key] = now + OPERATOR_RETRY_SECONDS
                 self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
@@ -198,6 +206,9 @@ class EngineKeeper:
             del self._last[key]
             self._board.drop_engine(key)
 
+    def _reporter(self, key: Key) -> Report:
+        return lambda phase, message, done=None, total=None: self._report(key, phase, message, done, total)
+
     def _report(self, key: Key, phase: EnginePhase, message: str, done: Optional[int],
                 total: Optional[int]) -> None:
         """Tell the progress of an install, at most once a second within one phase."""
@@ -218,9 +229,3 @@ class EngineKeeper:
 def _in_use(board: Board) -> List[Key]:
     desired = board.desired
     return [(shard.model.engine, shard.engine_version) for shard in desired.node.shards] if desired else []
-
-
-def _folders(path: str) -> List[str]:
-    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
-    return [os.path.join(path, name) for name in names if os.path.isdir(os.path.join(path, name))]
-

@@ -7,73 +7,58 @@ after the program ran.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Callable, List, Tuple
 
 from llmgw.agent.layout import Layout
+from llmgw.agent.prove import Program, Prover, Report
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
-from llmgw.domain.command import Command
-from llmgw.domain.engine import Asset, EnginePhase
-from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, RequirementMissing, StorageError
-from llmgw.parse import engine_version, ldd
-from llmgw.system import download, failpoint, files
-from llmgw.system.process import Processes
+from llmgw.domain.engine import Asset, EnginePhase, EngineWanted
+from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, StorageError
+from llmgw.parse import github_release
+from llmgw.parse.github_release import Picked
+from llmgw.probe import engine
+from llmgw.system import download, failpoint, files, installed
+from llmgw.system.installed import Installed
 from llmgw.system.unpack import TooMuch, budget, unpack
 
-MARKER = ".llmgw-installed.json"
 PROGRAM = "llama-server"
-RUN_SECONDS = 60.0                # a first run from a cold disk, with CUDA libraries of a gigabyte
-LDD_SECONDS = 20.0
 RESERVE_BYTES = 256 << 20
-_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
-
-Report = Callable[..., None]      # (phase, sentence, done=, total=)
-
-
-@dataclass(frozen=True)
-class Installed:
-    """What the marker of an installed version says."""
-
-    name: str
-    version: str
-    program: str                  # relative to the version's folder
-    says: str
-    devices: Tuple[str, ...] = ()
-    installed_at: float = 0.0
 
 
 class Installer:
     """Brings versions of llama.cpp into ``engines/``."""
 
-    def __init__(self, client: ControlClient, layout: Layout, processes: Processes,
+    def __init__(self, client: ControlClient, layout: Layout, prover: Prover,
                  stopping: Callable[[], bool]) -> None:
-        self._client, self._layout, self._processes, self._stopping = client, layout, processes, stopping
+        self._client, self._layout, self._prover, self._stopping = client, layout, prover, stopping
 
-    def install(self, name: str, version: str, assets: Sequence[Asset], needs_gpu: bool,
-                report: Report) -> Installed:
-        """Install the version from ``assets`` (the build first, its runtime after it) and return it."""
+    def install(self, item: EngineWanted, picked: Picked, report: Report) -> Installed:
+        """Install what was picked (the build, and its runtime beside it) and return it."""
+        name, version = item.name, item.version
         scratch = self._layout.engine_scratch(name, version)
         files.remove(scratch)
+        assets = [asset for asset in (picked.binary, picked.runtime) if asset is not None]
         total = sum(asset.size_bytes for asset in assets)
+        self._prover.must_fit(name, version, item.cpu, total)
         done = 0
         for asset in assets:
             self._download(name, version, asset, done, total, report)
             done += asset.size_bytes
         try:
-            installed = self._build(name, version, assets, scratch, needs_gpu, report)
+            made = self._build(item, picked, assets, scratch, report)
         except LlmgwError:
             with contextlib.suppress(StorageError):
                 files.remove(scratch)         # what failed takes no room until it is tried again
             raise
         for asset in assets:
             files.remove(self._layout.blob(asset.sha256))
-        return installed
+        return made
 
-    def _build(self, name: str, version: str, assets: Sequence[Asset], scratch: str, needs_gpu: bool,
+    def _build(self, item: EngineWanted, picked: Picked, assets: List[Asset], scratch: str,
                report: Report) -> Installed:
         """Unpack what was downloaded, prove it, give it its name."""
         for number, asset in enumerate(assets):
@@ -81,33 +66,28 @@ class Installer:
             self._unpack(asset, os.path.join(scratch, str(number)))
             failpoint.reach("install-unpacked")
         built = _gathered(scratch, len(assets))
-        report(EnginePhase.CHECKING, f"checking that {name} {version} runs here")
-        program = _find(built, PROGRAM)
-        installed = self.prove(name, version, os.path.join(built, program), program, needs_gpu)
-        files.write_json(os.path.join(built, MARKER), _to_json(installed), mode=0o644)
+        report(EnginePhase.CHECKING, f"checking that {item.name} {item.version} runs here")
+        found = Installed(item.name, item.version, _find(built, PROGRAM), "", archive=picked.binary.name,
+                          cuda=picked.cuda)
+        made = self.prove(built, found, report, github_release.older_cuda(item.assets, picked))
+        installed.write(built, made)
         failpoint.reach("install-before-rename")
-        self._rename(built, self._layout.engine(name, version))
+        self._rename(built, self._layout.engine(item.name, item.version))
         failpoint.reach("install-after-rename")
         files.remove(scratch)
-        return installed
+        return made
 
-    def prove(self, name: str, version: str, path: str, program: str, needs_gpu: bool) -> Installed:
-        """Run it and return what it says; RequirementMissing or EngineFailed in words otherwise."""
-        lacks = self._lacking(os.path.dirname(path))
-        if lacks:
-            raise RequirementMissing(f"{name} {version}: " + "; ".join(lacks), hint=_hint(lacks))
-        outcome = self._processes.run(Command((path, "--version"), env=_ENV, cwd="/"), timeout=RUN_SECONDS)
-        if outcome.code != 0:
-            told = ldd.missing(outcome.err)
-            said = "; ".join(told) or _last_line(outcome.err or outcome.out) or "nothing"
-            raise EngineFailed(f"{name} {version}: --version ends with code {outcome.code}: {said}")
-        says = engine_version.llama_cpp(outcome.out, outcome.err)
-        _check_build(name, version, says)
-        devices = self._devices(path)
-        if needs_gpu and not any("CUDA" in device for device in devices):
-            raise EngineFailed(f"{name} {version}: the build for NVIDIA GPUs runs, but finds no GPU",
-                               hint="check nvidia-smi on this node; its driver may be too old for this build")
-        return Installed(name, version, program, says.text, devices, time.time())
+    def prove(self, folder: str, made: Installed, report: Report, other_cuda: Tuple[str, ...] = ()) -> Installed:
+        """Run what lies in ``folder`` and return it with what it says; an error in words when it does not run."""
+        path = os.path.join(folder, made.program)
+        seen = self._prover.prove(Program(made.name, made.version, path, lambda: engine.elves(folder), made.cuda,
+                                          other_cuda), report)
+        return replace(made, says=seen.says.text, devices=seen.devices, installed_at=made.installed_at or time.time())
+
+    def prove_operators(self, name: str, path: str, report: Report) -> Installed:
+        """The same for a program of the operator's own, of whatever version."""
+        seen = self._prover.prove(Program(name, "operator", path, lambda: engine.elves_beside(path)), report)
+        return Installed(name, "operator", path, seen.says.text, seen.devices, time.time())
 
     def _download(self, name: str, version: str, asset: Asset, before: int, total: int,
                   report: Report) -> None:
@@ -149,31 +129,6 @@ class Installer:
             os.replace(built, final)
             files.fsync_dir(os.path.dirname(final))
 
-    def _lacking(self, folder: str) -> Tuple[str, ...]:
-        """Return the sentences of ldd over every program and library, backend plugins too, each once."""
-        found: List[str] = []
-        own = set(os.listdir(folder))
-        for path in _elf_files(folder):
-            outcome = self._processes.run(Command(("ldd", path), env=_ENV, cwd="/"), timeout=LDD_SECONDS)
-            for sentence in ldd.missing(outcome.err + "\n" + outcome.out):
-                library = sentence.split(" ", 1)[0]
-                if sentence not in found and library not in own and library not in ldd.DRIVER_LIBRARIES:
-                    found.append(sentence)
-        return _once_per_library(found)
-
-    def _devices(self, path: str) -> Tuple[str, ...]:
-        outcome = self._processes.run(Command((path, "--list-devices"), env=_ENV, cwd="/"), timeout=RUN_SECONDS)
-        return engine_version.devices(outcome.out + "\n" + outcome.err) if outcome.code == 0 else ()
-
-
-def read_marker(folder: str) -> Optional[Installed]:
-    """Return what is installed in ``folder``, None when nothing whole is."""
-    try:
-        data = files.read_bytes(os.path.join(folder, MARKER))
-        return _from_json(json.loads(data)) if data else None
-    except (ValueError, KeyError, TypeError, AttributeError, StorageError):
-        return None
-
 
 def _gathered(scratch: str, count: int) -> str:
     """Return the folder of the build; the files of runtime archives are moved beside its program ($ORIGIN)."""
@@ -200,61 +155,3 @@ def _find(folder: str, name: str) -> str:
         if os.path.isfile(path):
             return os.path.relpath(path, folder)
     raise EngineFailed(f"the archive holds no {name}", hint="is it a llama.cpp release archive for Linux?")
-
-
-def _elf_files(folder: str) -> List[str]:
-    found = []
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if os.path.islink(path) or not os.path.isfile(path):
-            continue
-        if name != PROGRAM and ".so" not in name:
-            continue                      # the other programs of a release are not used
-        with open(path, "rb") as source:
-            if source.read(4) == b"\x7fELF":
-                found.append(path)
-    return found
-
-
-def _once_per_library(sentences: Sequence[str]) -> Tuple[str, ...]:
-    """Keep the sentence with the newest version for each library: files differ in what they ask of it."""
-    kept: dict = {}
-    for sentence in sentences:
-        key = sentence.split(" ", 1)[0]
-        if key not in kept or _version(sentence) > _version(kept[key]):
-            kept[key] = sentence
-    return tuple(kept.values())
-
-
-def _version(sentence: str) -> Tuple[int, ...]:
-    number = sentence.rstrip(")").rsplit("_", 1)[-1]
-    return tuple(int(part) for part in number.split(".") if part.isdigit())
-
-
-def _check_build(name: str, version: str, says: engine_version.EngineVersion) -> None:
-    """Refuse an archive of another release; a build that was never told its number says 0."""
-    wanted = version[1:] if version[:1] == "b" else version
-    if wanted.isdigit() and says.build and says.build != int(wanted):
-        raise EngineFailed(f"{name} {version}: the program calls itself build {says.build}",
-                           hint="the archive holds another release than its name says")
-
-
-def _hint(lacks: Sequence[str]) -> str:
-    if any("too old" in sentence for sentence in lacks):
-        return "use a newer system on this node, or a build made for an older one (engines.llama.cpp.binary)"
-    return "install the missing libraries with this system's package manager"
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
-
-
-def _to_json(installed: Installed) -> Any:
-    return {"engine": installed.name, "version": installed.version, "program": installed.program,
-            "says": installed.says, "devices": list(installed.devices), "installed_at": installed.installed_at}
-
-
-def _from_json(data: Any) -> Installed:
-    return Installed(str(data["engine"]), str(data["version"]), str(data["program"]), str(data["says"]),
-                     tuple(str(item) for item in data["devices"]), float(data["installed_at"]))

@@ -5,6 +5,7 @@ import os
 
 from llmgw.domain.digest import blob_path, sha256_hex
 from llmgw.domain.names import file_name
+from llmgw.system.installed import version_dir
 
 
 class Layout:
@@ -18,10 +19,11 @@ class Layout:
         self.shards = os.path.join(root, "shards")
         self.gate = os.path.join(root, "gate")
         self.gate_table = os.path.join(root, "gate", "table.json")
+        self.packages_log = os.path.join(root, "packages.log")
         self.gate_log = os.path.join(root, "gate", "gate.log")
 
     def engine(self, name: str, version: str) -> str:
-        return os.path.join(self.engines, file_name(name), file_name(version))
+        return version_dir(self.engines, name, version)
 
     def engine_scratch(self, name: str, version: str) -> str:
         return os.path.join(self.engines, file_name(name), f".{file_name(version)}.scratch")

@@ -18,6 +18,7 @@ from llmgw.agent.install import Installer
 from llmgw.agent.keep_gate import GateKeeper
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
+from llmgw.agent.prove import Prover
 from llmgw.agent.requests import Requests
 from llmgw.agent.shards import Shards
 from llmgw.agent.weights import WeightsKeeper
@@ -67,8 +68,9 @@ class Agent:
         self._processes = processes
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
                                          labels=dict(config.labels)))
-        self._engines = EngineKeeper(Installer(client, layout, processes, stop.is_set), self._board, layout,
-                                     clock, config.operator_engines)
+        prover = Prover(processes, layout.packages_log, config.install_packages, lambda: self._board.facts)
+        self._engines = EngineKeeper(Installer(client, layout, prover, stop.is_set), self._board, layout,
+                                     clock, config.operator_engines, config.cpu_engines)
         self._weights = WeightsKeeper(client, self._board, layout, stop)
         self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock)
         self._gate = GateKeeper(self._board, layout, config.address, config.gate_port)

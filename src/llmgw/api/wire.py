@@ -26,7 +26,7 @@ NODE_IDENTITY = Record(node.NodeIdentity, name=text, agent_version=text, boot_id
 
 ASSET = Record(engine.Asset, name=text, size_bytes=whole, sha256=text)
 ENGINE_WANTED = Record(engine.EngineWanted, name=text, version=text, assets=tuple_of(ASSET),
-                       assets_problem=text, cpu=flag)
+                       assets_problem=text, cpu=flag, cuda=text)
 ENGINE_OBSERVED = Record(
     engine.EngineObserved, name=text, version=text, phase=one_of(engine.EnginePhase), message=text,
     hint=text, usable=flag, source=text, done_bytes=optional(whole), total_bytes=optional(whole),

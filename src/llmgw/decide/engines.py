@@ -39,6 +39,7 @@ class Here:
     checked_at: Optional[float] = None
     runs: bool = False
     installed_at: float = 0.0
+    cuda: str = ""                # the CUDA version it was built for; empty: the CPU build
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,25 @@ def retry_at(attempt: Attempt) -> float:
     return attempt.at + RETRY_SECONDS[min(attempt.failures, len(RETRY_SECONDS)) - 1]
 
 
+def other_build(item: EngineWanted, found: Here, has_gpu: bool) -> bool:
+    """Say whether the installed build of a version is not the one that is wanted now.
+
+    A GPU that is not seen just now is no reason for the CPU build: that is only taken on purpose.
+    """
+    if item.cpu:
+        return bool(found.cuda)
+    if not found.cuda:
+        return has_gpu
+    return bool(item.cuda) and _numbers(found.cuda) > _numbers(item.cuda)
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 def plan(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], attempts: Mapping[Key, Attempt],
-         in_use: Sequence[Key], now: float) -> List[Step]:
+         in_use: Sequence[Key], now: float, *, has_gpu: bool = False,
+         recheck_seconds: float = RECHECK_SECONDS) -> List[Step]:
     """Return the steps in the order of ``wanted``, removals last.
 
     A version stays while anything uses it, until the wanted one runs, and the
@@ -65,11 +83,11 @@ def plan(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], attempts: Map
     for item in wanted:
         key = (item.name, item.version)
         found = here.get(key)
-        if found is None:
+        if found is None or other_build(item, found, has_gpu):
             attempt = attempts.get(key)
             if attempt is None or now >= retry_at(attempt):
                 steps.append(Install(item))
-        elif found.checked_at is None or now - found.checked_at >= RECHECK_SECONDS:
+        elif found.checked_at is None or now - found.checked_at >= recheck_seconds:
             steps.append(Recheck(item))
     return steps + _removals(wanted, here, in_use)
 

@@ -10,7 +10,9 @@ from llmgw.domain.node import NodeFacts
 from llmgw.domain.requirement import Library, Needs, Requirement, Status
 
 NO_GPU = "no GPU that it could use"
+UNPACKED = 4                # an archive and what comes out of it take at most this many times its size
 OWN_BUILD = "a build made for this system (engines: in agent.yaml)"
+DISK = "disk"
 _LOADERS = ("ld-linux", "ld64.so")     # glibc's own: where it is missing, the C library is another one
 
 
@@ -23,6 +25,7 @@ class Machine:
     installed: bool = False
     lacking: Optional[Tuple[Library, ...]] = None
     gcc: Optional[bool] = None
+    archive_bytes: int = 0            # of what is to be installed, when that is known
     cpu: bool = False                 # the CPU build is wanted on purpose
     cuda: str = ""                    # the CUDA version of the archive that was taken
     other_cuda: Tuple[str, ...] = ()  # older ones that the release has too
@@ -109,14 +112,14 @@ def capability(needs: Needs, machine: Machine) -> Requirement:
 def disk(needs: Needs, machine: Machine) -> Requirement:
     facts = machine.facts
     wanted = needs.free_bytes_with_gpu if facts.gpus and not machine.cpu else 0
-    wanted = wanted or needs.free_bytes
+    wanted = UNPACKED * machine.archive_bytes or wanted or needs.free_bytes
     if not wanted or machine.installed:
-        return _not_asked("disk", "it is installed already" if machine.installed else "next to nothing is needed")
+        return _not_asked(DISK, "it is installed already" if machine.installed else "next to nothing is needed")
     if not facts.disk_total_bytes:
-        return _unknown("disk", "how much room the data folder has")
+        return _unknown(DISK, "how much room the data folder has")
     if facts.disk_free_bytes >= wanted:
-        return _ok("disk", f"{_size(facts.disk_free_bytes)} free, {_size(wanted)} are needed while installing")
-    return _missing("disk", f"{_size(facts.disk_free_bytes)} free on the filesystem of the data folder, "
+        return _ok(DISK, f"{_size(facts.disk_free_bytes)} free, {_size(wanted)} are needed while installing")
+    return _missing(DISK, f"{_size(facts.disk_free_bytes)} free on the filesystem of the data folder, "
                     f"{_size(wanted)} are needed while installing", "free some space, or choose another data_dir")
 
 
@@ -141,15 +144,25 @@ def libraries(needs: Needs, machine: Machine) -> Requirement:
         return _not_asked("libraries", "nothing is installed that ldd could be asked about")
     if not lacking:
         return _ok("libraries", "ldd finds them all" if machine.installed else "the usual ones are here")
-    said = "; ".join(item.sentence for item in lacking)
-    if any(item.name.startswith(_LOADERS) for item in lacking):
+    plan = package_plan(machine.ways, lacking)
+    if plan is not None:
+        return _missing("libraries", packages.sentence(lacking, plan), plan.by_hand)
+    if _is_for_glibc(lacking):
         system = machine.facts.os.pretty_name or "this system"
         return _missing("libraries", f"it is made for glibc, and the C library of {system} is another",
                         f"bring {OWN_BUILD}")
-    if any(item.needs for item in lacking):
-        return _missing("libraries", said, too_old_hint(machine))
-    plan = packages.for_libraries(machine.ways, lacking)
-    return _missing("libraries", packages.sentence(lacking, plan), plan.by_hand)
+    return _missing("libraries", "; ".join(item.sentence for item in lacking), too_old_hint(machine))
+
+
+def package_plan(ways: packages.Ways, lacking: Sequence[Library]) -> Optional[packages.Plan]:
+    """Return how packages would bring all of ``lacking``; None when none mends that."""
+    if _is_for_glibc(lacking) or any(item.needs for item in lacking):
+        return None
+    return packages.for_libraries(ways, lacking)
+
+
+def _is_for_glibc(lacking: Sequence[Library]) -> bool:
+    return any(item.name.startswith(_LOADERS) for item in lacking)
 
 
 def too_old_hint(machine: Machine) -> str:

@@ -43,5 +43,6 @@ class AgentConfig:
     exclude_gpus: Tuple[int, ...] = ()
     install_packages: bool = True
     operator_engines: Tuple[OperatorEngine, ...] = ()
+    cpu_engines: Tuple[str, ...] = ()         # whose CPU build is taken on purpose
     token_file: str = ""
     http_proxy: Optional[str] = None

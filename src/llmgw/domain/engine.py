@@ -47,6 +47,7 @@ class EngineWanted:
     assets: Tuple[Asset, ...] = ()
     assets_problem: str = ""  # why there is no list (yet), in the control plane's words
     cpu: bool = False         # take the CPU build on purpose
+    cuda: str = ""            # take no build for a newer CUDA than this
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from llmgw.domain.engine import LLAMA_CPP, VLLM
+from llmgw.domain.engine import LLAMA_CPP, SGLANG, TRTLLM, VLLM
 from llmgw.domain.requirement import Needs
 
 NEEDS: Dict[str, Needs] = {
@@ -13,4 +13,6 @@ NEEDS: Dict[str, Needs] = {
                      libraries=("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1")),
     VLLM: Needs(processors=("x86_64", "aarch64"), gpu=True, driver="580", compute_capability="7.5",
                 free_bytes=25 * 10**9, glibc="2.28", compiler=True),
+    SGLANG: Needs(gpu=True),
+    TRTLLM: Needs(gpu=True),
 }

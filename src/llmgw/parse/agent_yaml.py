@@ -1,7 +1,7 @@
 """agent.yaml: bytes -> AgentConfig, or a ConfigError with file, line and key."""
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from llmgw.domain.cluster import AgentConfig, OperatorEngine
 from llmgw.domain.engine import LLAMA_CPP, SGLANG, TRTLLM, VLLM
@@ -33,8 +33,8 @@ def decode(data: bytes, name: str) -> AgentConfig:
         exclude_gpus=_excluded(fields),
         install_packages=(fields["install_packages"].flag() if "install_packages" in fields
                           else default.install_packages),
-        operator_engines=_programs(fields), token_file=_path(fields, "token_file", default.token_file),
-        http_proxy=_proxy(fields))
+        operator_engines=_programs(fields), cpu_engines=_cpu(fields),
+        token_file=_path(fields, "token_file", default.token_file), http_proxy=_proxy(fields))
 
 
 def _servers(fields: Mapping[str, Value]) -> Tuple[str, ...]:
@@ -81,13 +81,23 @@ def _excluded(fields: Mapping[str, Value]) -> Tuple[int, ...]:
 
 
 def _programs(fields: Mapping[str, Value]) -> Tuple[OperatorEngine, ...]:
+    return tuple(OperatorEngine(engine, need(inner, PROGRAM_KEYS[engine], whole).checked(_absolute))
+                 for engine, whole, inner in _engines(fields) if "cpu" not in inner)
+
+
+def _cpu(fields: Mapping[str, Value]) -> Tuple[str, ...]:
+    return tuple(engine for engine, _, inner in _engines(fields) if "cpu" in inner and inner["cpu"].flag())
+
+
+def _engines(fields: Mapping[str, Value]) -> List[Tuple[str, Value, Dict[str, Value]]]:
+    """Return (engine, all of it, its keys): a program of the operator's own, or the CPU build on purpose."""
     if "engines" not in fields:
-        return ()
-    members: Dict[str, Value] = fields["engines"].fields(tuple(PROGRAM_KEYS), {})
-    return tuple(_program(engine, value) for engine, value in members.items())
-
-
-def _program(engine: str, whole: Value) -> OperatorEngine:
-    key = PROGRAM_KEYS[engine]
-    inner = whole.fields((key,), {})
-    return OperatorEngine(engine, need(inner, key, whole).checked(_absolute))
+        return []
+    found = []
+    for engine, whole in fields["engines"].fields(tuple(PROGRAM_KEYS), {}).items():
+        keys = (PROGRAM_KEYS[engine], "cpu") if engine == LLAMA_CPP else (PROGRAM_KEYS[engine],)
+        inner = whole.fields(keys, {})
+        if len(inner) > 1:
+            inner["cpu"].fail("names a build of the release, and binary: one of your own", "keep one of them")
+        found.append((engine, whole, inner))
+    return found

@@ -16,7 +16,7 @@ from llmgw.parse.yaml_fields import Value, need
 from llmgw.parse.yaml_subset import MapNode, load
 
 KEYS = ("cluster", "listen", "store", "engines", "models")
-ENGINE_KEYS = ("version", "cpu", "launch_mode")
+ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode")
 MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "context_length", "parallel",
               "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode")
 PLACEMENT_KEYS = ("labels", "nodes")
@@ -88,7 +88,17 @@ def _engine(name: str, whole: Value) -> EngineWanted:
     _check_launch_mode(fields)
     if "cpu" in fields and name != LLAMA_CPP:
         fields["cpu"].fail("only llama.cpp has a CPU build of its own")
-    return EngineWanted(name, version, cpu=fields["cpu"].flag() if "cpu" in fields else False)
+    return EngineWanted(name, version, cpu=fields["cpu"].flag() if "cpu" in fields else False,
+                        cuda=_cuda(name, fields["cuda"]) if "cuda" in fields else "")
+
+
+def _cuda(engine: str, value: Value) -> str:
+    if engine != LLAMA_CPP:
+        value.fail("only llama.cpp has several builds for CUDA")
+    text = value.text()
+    if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", text):
+        value.fail(f"not a version of CUDA: {text!r:.60}", "write it like 12.8")
+    return text
 
 
 def _version(engine: str, value: Value) -> str:

@@ -109,12 +109,12 @@ def _digest(digest: Any, tag: str, name: str) -> str:
 
 
 def pick(assets: Sequence[Asset], version: str, arch: str, cuda_driver: Optional[str], cpu: bool,
-         compute_capability: Optional[str] = None) -> Picked:
+         compute_capability: Optional[str] = None, cuda: str = "") -> Picked:
     """Return the archive of llama.cpp ``version`` for a node; RequirementMissing says why there is none.
 
     ``arch`` is as uname says. ``cuda_driver`` is the NVIDIA driver's version on a node whose GPUs are
     to be used. Such a node gets the newest CUDA build that its driver supports, never quietly the
-    CPU build; ``cpu`` asks for that one.
+    CPU build; ``cpu`` asks for that one, ``cuda`` ("12.8") for no newer CUDA build than this.
     """
     ours = _ARCHES.get(arch)
     if ours is None:
@@ -122,7 +122,7 @@ def pick(assets: Sequence[Asset], version: str, arch: str, cuda_driver: Optional
                                  hint="bring a program of your own: engines in agent.yaml")
     if cpu or not cuda_driver:
         return Picked(_cpu_build(assets, version, ours))
-    return _cuda_build(assets, version, ours, cuda_driver, compute_capability)
+    return _cuda_build(assets, version, ours, cuda_driver, compute_capability, cuda)
 
 
 def _cpu_build(assets: Sequence[Asset], version: str, arch: str) -> Asset:
@@ -135,13 +135,18 @@ def _cpu_build(assets: Sequence[Asset], version: str, arch: str) -> Asset:
 
 
 def _cuda_build(assets: Sequence[Asset], version: str, arch: str, driver: str,
-                capability: Optional[str]) -> Picked:
+                capability: Optional[str], newest: str) -> Picked:
     flavours = _flavours(assets, version, arch)
     if not flavours:
         raise RequirementMissing(
             f"llama.cpp {version}: there is no CUDA archive for {arch}, and this node has an NVIDIA GPU",
             hint=f"name {_known_with_cuda(version)}, or take the CPU build with cpu: true under engines:")
     names = {asset.name: asset for asset in assets}
+    if newest and not any(cuda <= numbers(newest) for cuda in flavours):
+        raise RequirementMissing(f"llama.cpp {version}: it has no build for CUDA {newest} or older, only for "
+                                 f"{_spell(sorted(flavours))}", hint="change cuda: under engines:, or leave it out")
+    if newest:
+        flavours = {cuda: asset for cuda, asset in flavours.items() if cuda <= numbers(newest)}
     old_gpu = bool(capability) and numbers(capability or "") < _FIRST_OF_CUDA_13
     usable = [cuda for cuda in flavours
               if numbers(driver) >= numbers(needed_driver(cuda)) and not (old_gpu and cuda[0] >= 13)]
@@ -175,6 +180,15 @@ def _known_with_cuda(version: str) -> str:
     if build >= FIRST_CUDA_BUILD:
         return "another version"
     return f"b{FIRST_CUDA_BUILD} or newer, the first known to have one"
+
+
+def older_cuda(assets: Sequence[Asset], picked: Picked) -> Tuple[str, ...]:
+    """Return the CUDA versions of the same release and processor that are older than the picked one, oldest first."""
+    match = _CUDA.fullmatch(picked.binary.name)
+    if not match:
+        return ()
+    flavours = _flavours(assets, match.group(1), match.group(4))
+    return tuple(_spell([cuda]) for cuda in sorted(flavours) if cuda < numbers(picked.cuda))
 
 
 def needed_driver(cuda: Tuple[int, int]) -> str:

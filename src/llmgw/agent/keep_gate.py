@@ -107,7 +107,12 @@ class GateKeeper:
         table = self._table()
         data = wire.dumps(wire.GATE_TABLE, table)
         if data != self._written:
-            files.write_atomic(self._layout.gate_table, data)
+            try:
+                files.write_atomic(self._layout.gate_table, data)
+            except LlmgwError as error:
+                self._board.put_note("gate-table", f"the gate learns nothing new: {error.message}")
+                raise
+            self._board.put_note("gate-table", "")
             self._written = data
         return table
 

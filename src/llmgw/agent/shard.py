@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import threading
-from typing import Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from llmgw.agent import shard_row, weights
 from llmgw.agent.board import Board, Usable
@@ -17,7 +17,7 @@ from llmgw.agent.watch import Watch, start_sign
 from llmgw.decide import lifecycle, progress, restarts
 from llmgw.decide.lifecycle import Event
 from llmgw.decide.shards import Seen, Step, next_step
-from llmgw.domain.errors import LlmgwError
+from llmgw.domain.errors import DiskFull, LlmgwError, StorageError
 from llmgw.domain.model import WeightsPhase
 from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
 from llmgw.engines import registry
@@ -60,6 +60,7 @@ class ShardKeeper:
         self._watch: Optional[Watch] = None
         self._door: Optional[EngineDoor] = None
         self._memory_kills = 0
+        self._said = logs.Said()
 
     def end(self) -> None:
         """Nobody wants it any more: its thread stops what runs."""
@@ -73,8 +74,7 @@ class ShardKeeper:
             identity = spawn.find(self._marker) if self._row.incarnation else None
         if identity is not None and self._row.port is not None:
             self._ports.hold(self._row.port)
-            self._row = dataclasses.replace(self._row, identity=identity)
-            shard_row.write(self._folder, self._row)
+            self._note(identity=identity)
             self._begin(Event.ADOPTED)
             log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
             if self._row.ready:
@@ -117,6 +117,7 @@ class ShardKeeper:
         held = self._board.weights((self._wanted.weights.name, self._wanted.weights.fingerprint))
         if self._state is not ShardState.FETCHING:
             self._move(Event.WEIGHTS_GONE)
+            self._failures, self._not_before = (), None      # with other files it is another start
         self._say("FetchingWeights", held.message if held and held.message else "waits for its weights")
 
     def _start_program(self) -> None:
@@ -137,15 +138,26 @@ class ShardKeeper:
             shard_row.write(self._folder, self._row)
             failpoint.reach("shard-before-exec")
             identity = spawn.start(program.command, self._marker, self._log_path)
-            self._row = dataclasses.replace(self._row, identity=identity)
-            shard_row.write(self._folder, self._row)
+            self._note(identity=identity)
             failpoint.reach("shard-after-exec")
+        except (DiskFull, StorageError) as error:        # the node's fault, which no count of failures cures
+            self._put_off(error)
+            return
         except LlmgwError as error:
             self._record_failure(error.reason, error.message, program)
             return
+        self._said.is_over("start")
         self._begin(Event.STARTED)
         log.info("shard started shard=%s pid=%d port=%d incarnation=%d", self.id, identity.pid, port,
                  self._row.incarnation)
+
+    def _put_off(self, error: LlmgwError) -> None:
+        """Try again soon: nothing was started for want of a disk that can be written."""
+        self._let_go()
+        self._not_before = self._clock.monotonic() + IDLE_TURN
+        self._say(error.reason, f"cannot be started: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+        if self._said.is_new("start", error.message):
+            log.warning("shard not started shard=%s reason=%s: %s", self.id, error.reason, error.message)
 
     def _prove(self) -> None:
         assert self._door is not None and self._row.identity is not None
@@ -162,8 +174,7 @@ class ShardKeeper:
         now = self._clock.monotonic()
         if self._ready_at is not None and self._failures and restarts.is_well(self._ready_at, now):
             self._failures = ()
-            self._row = dataclasses.replace(self._row, first_failure=None)
-            shard_row.write(self._folder, self._row)
+            self._note(first_failure=None)
         log_tail.bound(self._log_path, MAX_LOG_BYTES)
         assert self._watch is not None
         hung = self._watch.turn(now)
@@ -243,8 +254,7 @@ class ShardKeeper:
         self._move(Event.READY, "Ready", "")
         self._ready_at = self._clock.monotonic()
         if not self._row.ready:
-            self._row = dataclasses.replace(self._row, ready=True)
-            shard_row.write(self._folder, self._row)
+            self._note(ready=True)
             log.info("shard ready shard=%s port=%d", self.id, self._row.port)
 
     def _end_for(self, reason: str, message: str) -> None:
@@ -266,12 +276,20 @@ class ShardKeeper:
         first = self._row.first_failure or FirstFailure(
             self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail[-KEPT_BYTES:])
         self._let_go()
-        self._row = dataclasses.replace(self._row, identity=None, ready=False, first_failure=first,
-                                        restarts=self._row.restarts + 1)
-        shard_row.write(self._folder, self._row)
+        self._note(identity=None, ready=False, first_failure=first, restarts=self._row.restarts + 1)
         self._move(Event.ENDED_OFTEN if verdict.crashloop else Event.ENDED, reason, sentence)
         log.warning("shard failed shard=%s reason=%s next_start_in=%.0fs: %s", self.id, reason,
                     verdict.not_before - now, sentence)
+
+    def _note(self, **changes: Any) -> None:
+        """Change the row, on disk too where it can be written: what runs is found again by its marker."""
+        self._row = dataclasses.replace(self._row, **changes)
+        try:
+            shard_row.write(self._folder, self._row)
+            self._said.is_over("row")
+        except LlmgwError as error:
+            if self._said.is_new("row", error.message):
+                log.warning("shard state not kept shard=%s reason=%s: %s", self.id, error.reason, error.message)
 
     def _let_go(self) -> None:
         if self._row.identity is not None:

@@ -6,16 +6,18 @@ import logging
 import os
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from llmgw.agent.board import Board
 from llmgw.agent.layout import Layout
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
 from llmgw.decide import weights as decide
-from llmgw.domain.errors import LlmgwError, ParseError
+from llmgw.domain.errors import DiskFull, LlmgwError, ParseError
 from llmgw.domain.model import Weights, WeightsFile, WeightsObserved, WeightsPhase
+from llmgw.domain.replica import ShardState
 from llmgw.system import download, failpoint, files
+from llmgw.system.logs import Said
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ MARKER = ".complete.json"
 EVERY_SECONDS = 5.0
 RETRY_SECONDS = (2.0, 5.0, 15.0, 60.0)
 REPORT_SECONDS = 1.0
+DISK_FAILURES = 3                 # as many failures a full disk counts as, at most: tried again within 15 s
+RECHECK_SECONDS = 600.0           # between two looks at the bytes of weights that no engine can load
 
 
 class WeightsKeeper:
@@ -32,6 +36,8 @@ class WeightsKeeper:
         self._client, self._board, self._layout, self._stop = client, board, layout, stop
         self._failed: Dict[str, Tuple[int, float]] = {}      # fingerprint -> (failures, when)
         self._manifests: Dict[str, Tuple[int, Optional[Weights]]] = {}
+        self._checked: Dict[str, float] = {}                 # fingerprint -> when its bytes were read again
+        self._said = Said()
         self.poke = threading.Event()
 
     def recall(self) -> None:
@@ -61,6 +67,7 @@ class WeightsKeeper:
             return None
         wanted = list({shard.weights.fingerprint: shard.weights for shard in desired.node.shards}.values())
         held = [item for item in self._held() if _phase(self._layout, item) is WeightsPhase.WHOLE]
+        held = [item for item in held if not self._has_rotted(item)]
         free, total = files.free_bytes(self._layout.root), self._board.facts.disk_total_bytes
         plan = decide.plan(wanted, [_as_held(self._layout, item) for item in held],
                            free_bytes=free, reserve_bytes=decide.reserve(total))
@@ -71,6 +78,27 @@ class WeightsKeeper:
                 self._use(weights)
         waits = [self._fetch_or_wait(weights, decide.reserve(total)) for weights in plan.fetch]
         return min(waits + [EVERY_SECONDS])
+
+    def _has_rotted(self, weights: Weights) -> bool:
+        """Read the files again when a shard of them cannot start; remove one that is not what it was."""
+        now = time.monotonic()
+        if weights.fingerprint not in self._suspects() or \
+                now - self._checked.get(weights.fingerprint, -RECHECK_SECONDS) < RECHECK_SECONDS:
+            return False
+        self._checked[weights.fingerprint] = now
+        for file in weights.files:
+            wrong = download.damage(self._layout.blob(file.sha256), file.size_bytes, file.chunks, file.sha256)
+            if wrong:
+                log.warning("weights damaged on this disk name=%s, fetched again: %s", weights.name, wrong)
+                files.remove(self._layout.blob(file.sha256))
+                self._put(weights, WeightsPhase.DAMAGED, 0, f"damaged on this disk, fetched again: {wrong}")
+                return True
+        return False
+
+    def _suspects(self) -> Set[str]:
+        desired = self._board.desired
+        looping = {seen.id for seen in self._board.shards() if seen.state is ShardState.CRASHLOOP}
+        return {shard.weights.fingerprint for shard in desired.node.shards if shard.id in looping} if desired else set()
 
     def _use(self, weights: Weights) -> None:
         """Mark as used now, so that what is wanted longest ago is removed first."""
@@ -85,22 +113,26 @@ class WeightsKeeper:
             wait = at + RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1] - time.monotonic()
             if wait > 0:
                 return wait
+        if not failures:
+            log.info("fetching weights name=%s files=%d bytes=%d", weights.name, len(weights.files),
+                     weights.size_bytes)
         try:
             self._fetch(weights, reserve)
             self._failed.pop(weights.fingerprint, None)
+            self._said.is_over(weights.fingerprint)
         except download.Stopped:
             return 0.0
         except LlmgwError as error:
-            log.warning("weights not fetched name=%s reason=%s: %s", weights.name, error.reason, error.message)
-            self._failed[weights.fingerprint] = (failures + 1, time.monotonic())
+            if self._said.is_new(weights.fingerprint, error.message):
+                log.warning("weights not fetched name=%s reason=%s: %s", weights.name, error.reason, error.message)
+            most = DISK_FAILURES if isinstance(error, DiskFull) else len(RETRY_SECONDS)
+            self._failed[weights.fingerprint] = (min(failures + 1, most), time.monotonic())
             self._put(weights, WeightsPhase.FAILED, 0,
                       error.message + (f"; {error.hint}" if error.hint else ""))
             return RETRY_SECONDS[0]
         return EVERY_SECONDS
 
     def _fetch(self, weights: Weights, reserve: int) -> None:
-        log.info("fetching weights name=%s files=%d bytes=%d", weights.name, len(weights.files),
-                 weights.size_bytes)
         done = 0
         for file in weights.files:
             self._fetch_file(weights, file, done, reserve)

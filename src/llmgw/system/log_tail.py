@@ -23,7 +23,7 @@ def read(path: str, limit: int) -> str:
 
 def rotate(path: str) -> None:
     """Keep the log of the run before as ``.1``, so that a restart does not lose why it was needed."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):       # none yet; or a disk that takes no change: the log goes on in it
         os.replace(path, path + ".1")
 
 

@@ -1,0 +1,72 @@
+"""How the engines come to a node that are Python programs: packages, tools, and what is checked afterwards."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Mapping, Tuple
+
+from llmgw.domain.engine import SGLANG, VLLM
+from llmgw.domain.errors import RequirementMissing
+from llmgw.engines import sglang, vllm
+
+# Brought from their releases on GitHub and checked against the digests there. Older uv writes outside of an
+# environment what a wheel tells it to.
+UV_VERSION = "0.13.9"
+OLDEST_UV = "0.11.15"
+PYTHON_VERSION = "3.12.16+20261110"        # an exact patch: an environment of "3.12" links to a movable name
+
+# uv's and pip's own; a .pth file runs at every start of Python, so whatever else brings one is looked at by a person.
+_PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth"))
+_ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is installed for one engine. ``version_words`` after its Python print the version as their last line."""
+
+    package: str
+    repository: str                        # whose releases say when a version was published
+    version_words: Tuple[str, ...]
+    glibc: str                             # wheels are chosen for it, on every node: lists are equal then
+    published: Mapping[str, str] = field(default_factory=dict)     # version -> when, for those known here
+    without_gpu: Mapping[str, str] = field(default_factory=dict)   # environment to run it where no accelerator is
+    pth: FrozenSet[str] = _PTH
+    download_bytes: int = 0                # about
+    runs: str = ""                         # a program that must be in the environment
+
+
+RECIPES: Dict[str, Recipe] = {
+    VLLM: Recipe(
+        package="vllm", repository="vllm-project/vllm", version_words=("-m", vllm.MODULE, "--version"),
+        # its own wheel asks for 2.28, but llguidance has none for less than 2.31
+        glibc="2.31", published={"0.30.0": "2026-09-22T05:22:21Z"}, without_gpu={"VLLM_TARGET_DEVICE": "cpu"},
+        download_bytes=3_500_000_000),
+    SGLANG: Recipe(
+        package="sglang", repository="sgl-project/sglang",
+        version_words=("-c", f"import {sglang.MODULE.partition('.')[0]} as e; print(e.__version__)"),
+        glibc="2.34", download_bytes=4_000_000_000),
+}
+
+
+def machine(arch: str) -> str:
+    """Return the processor type as wheels and releases spell it; RequirementMissing when they know none such."""
+    try:
+        return _ARCHES[arch]
+    except KeyError:
+        raise RequirementMissing(f"there are no packages for processors of type {arch or 'unknown'}",
+                                 hint="bring an environment of your own: engines in agent.yaml") from None
+
+
+def platform(recipe: Recipe, arch: str) -> str:
+    """Return the platform that wheels are chosen for, as uv spells it; lists are kept by it."""
+    return f"{machine(arch)}-manylinux_{recipe.glibc.replace('.', '_')}"
+
+
+def uv_archive(arch: str) -> str:
+    """Return the name of uv's release archive: the static build, which runs on every Linux."""
+    return f"uv-{machine(arch)}-unknown-linux-musl.tar.gz"
+
+
+def python_archives(version: str, arch: str) -> Tuple[str, ...]:
+    """Return the names of the archives that hold Python ``version``, the best first."""
+    stem = f"cpython-{version}-{machine(arch)}-unknown-linux-gnu"
+    return (f"{stem}-install_only_stripped.tar.gz", f"{stem}-install_only.tar.gz")

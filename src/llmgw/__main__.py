@@ -7,6 +7,6 @@ if sys.version_info < (3, 9):
                      % ((sys.executable,) + tuple(sys.version_info[:3])))
     sys.exit(69)
 
-from llmgw.cli import main  # noqa: E402
+from llmgw.cli import main
 
 main()

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from tests.fakes.router_process import RouterProcess, StandInControlPlane, model, table
-from tests.fakes.upstream import Upstream, whole_answer, wait_for
+from tests.fakes.upstream import Upstream, wait_for, whole_answer
 
 
 @pytest.fixture

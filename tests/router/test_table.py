@@ -11,7 +11,7 @@ import pytest
 
 from llmgw.api import wire
 from tests.fakes.raw_client import RawClient
-from tests.fakes.router_process import (KEY, REPLICA_KEY, RouterProcess, chat, model, replica, table)
+from tests.fakes.router_process import KEY, REPLICA_KEY, RouterProcess, chat, model, replica, table
 from tests.fakes.upstream import DONE, METRICS, delta, wait_for
 
 

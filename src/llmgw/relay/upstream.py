@@ -5,8 +5,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, List, Optional
 
-from llmgw.parse.http1 import (PLAIN_CHUNK, ChunkDecoder, MalformedHttp, ResponseHead, ResponseReader,
-                               head_end)
+from llmgw.parse.http1 import PLAIN_CHUNK, ChunkDecoder, MalformedHttp, ResponseHead, ResponseReader, head_end
 from llmgw.relay.server import HIGH_WATER_BYTES, READ_BYTES
 
 if TYPE_CHECKING:

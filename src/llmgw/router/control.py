@@ -33,7 +33,7 @@ def kept_table(data_dir: str) -> Optional[RouteTable]:
     if data is None:
         return None
     try:
-        return wire.loads(wire.ROUTE_TABLE, data, path)  # type: ignore[no-any-return]
+        return wire.loads(wire.ROUTE_TABLE, data, path)
     except ParseError as error:
         log.error("the kept table cannot be used: %s", error.message)
         return None

@@ -1,7 +1,7 @@
 """What the router shows: its metrics page and its models."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, List, Tuple
 
 from llmgw.decide.breaker import State
 from llmgw.router.metrics import line
@@ -41,7 +41,8 @@ def metrics_page(router: "Router", now: float) -> str:
 
 def _replica_lines(model: str, replica: Replica, now: float) -> List[str]:
     labels = (("model", model), ("replica", replica.routed.id))
-    values = [("inflight", replica.in_flight), ("breaker_state", _BREAKER[replica.breaker.state])]
+    values: List[Tuple[str, float]] = [
+        ("inflight", replica.in_flight), ("breaker_state", _BREAKER[replica.breaker.state])]
     if replica.scraped_at > float("-inf"):
         values.append(("scrape_age_seconds", now - replica.scraped_at))
     if replica.gauges is not None:

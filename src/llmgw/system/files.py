@@ -132,7 +132,7 @@ class FolderLock:
             os.close(self._handle)
             raise AlreadyRunning(
                 f"{folder}: another {who} (pid {pid}) uses this data folder",
-                hint=f"stop it, or give this one another folder with --data-dir") from None
+                hint="stop it, or give this one another folder with --data-dir") from None
         with contextlib.suppress(OSError):       # a full disk: the lock holds without the pid in it
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)

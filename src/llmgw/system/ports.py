@@ -14,7 +14,8 @@ def cannot_listen(who: str, host: str, port: int, error: Exception, hint: str) -
         return PortTaken(f"{where}: another program listens there", hint=hint)
     if number == errno.EACCES:
         return ConfigError(f"{where}: not allowed to", hint="choose a port above 1023")
-    return ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}", hint="is it an address of this machine?")
+    return ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}",
+                       hint="is it an address of this machine?")
 
 
 def is_free(host: str, port: int) -> bool:

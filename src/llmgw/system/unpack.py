@@ -31,6 +31,8 @@ _UNREADABLE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueEr
 class TooMuch(UnsafeArchive):
     """More came out of the archive than may: it is a bomb, or the disk is too full for it."""
 
+    reason = "ArchiveTooLarge"
+
 
 class _Budget:
     """A stream that ends in UnsafeArchive when more comes out of it than was allowed."""

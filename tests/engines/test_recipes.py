@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.domain.engine import DEFAULT_VERSIONS, SGLANG, VLLM
+from llmgw.domain.engine import DEFAULT_VERSIONS, PYTHON, SGLANG, TOOL_VERSIONS, VLLM
 from llmgw.domain.errors import RequirementMissing
 from llmgw.engines import recipes
 from llmgw.engines.needs import NEEDS
@@ -31,7 +31,7 @@ def test_names_follow_the_processor(arch, platform, uv):
 
 
 def test_python_is_an_exact_patch():
-    best, other = recipes.python_archives(recipes.PYTHON_VERSION, "x86_64")
+    best, other = recipes.python_archives(TOOL_VERSIONS[PYTHON], "x86_64")
     assert best == "cpython-3.12.16+20261110-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
     assert other.endswith("-install_only.tar.gz")
 

@@ -82,6 +82,7 @@ REFUSED = [
     ("engines: {vllm: {python: x}}", "line 1: engines.vllm.python: expected an absolute path"),
     ("engines: {vllm: {python: /x, cpu: true}}", "line 1: engines.vllm.cpu: unknown key"),
     ("engines: {llama.cpp: {binary: /x, cpu: true}}", "line 1: engines.llama.cpp.cpu: names a build of the release"),
+    ("package_index: /simple", "line 1: package_index: expected the address of a package index"),
     ("engines: {vllm: {}}", "line 1: engines.vllm: python is missing"),
 ]
 

@@ -107,6 +107,17 @@ def test_what_a_model_leaves_out_has_the_defaults_of_the_page():
     assert (found.task, found.args, found.trust_remote_code) == (Task.CHAT, (), False)
 
 
+def test_engines_that_share_their_memory_among_requests_run_many_at_once():
+    assert decode("models:\n- {name: m, engine: vllm, weights: 'mirror:m'}\n").models[0].parallel == 256
+
+
+def test_a_python_engine_may_name_its_date_and_tools():
+    found = decode("engines: {vllm: {as_of: 2026-09-23, uv: 0.14.0}, sglang: {version: 0.5.23, python: 3.12.9+20260101}}\n").engines
+    assert found[0].as_of == "2026-09-23T00:00:00Z"
+    assert [(tool.name, tool.version) for engine in found for tool in engine.tools] == [
+        ("uv", "0.14.0"), ("python", "3.12.9+20260101")]
+
+
 REFUSED = [
     ("modls: []", "line 1: modls: unknown key, did you mean models", "known here: cluster, listen"),
     (model(["replica: 1"]), "line 5: models[0].replica: unknown key, did you mean replicas", "known here: name"),
@@ -145,6 +156,14 @@ REFUSED = [
     ("engines: {vllm: {version: ../x}}\n", "line 1: engines.vllm.version: not a version", None),
     ("engines: {vllm: {cuda: 12.8}}\n", "line 1: engines.vllm.cuda: only llama.cpp", None),
     ("engines: {llama.cpp: {cuda: 12}}\n", "line 1: engines.llama.cpp.cuda: not a version of CUDA", None),
+    ("engines: {vllm: {version: v0.30.0}}\n", "line 1: engines.vllm.version: not a release of vllm: 'v0.30.0'", "write it like 0.22.0"),
+    ("engines: {vllm: {version: 0.21.9}}\n", "line 1: engines.vllm.version: vllm 0.21.9 has known holes", "use 0.22.0 or newer"),
+    ("engines: {sglang: {version: 0.5.9}}\n", "line 1: engines.sglang.version: sglang 0.5.9 has known holes", None),
+    ("engines: {vllm: {as_of: yesterday}}\n", "line 1: engines.vllm.as_of: not a point in time", "write it in UTC"),
+    ("engines: {vllm: {uv: 0.11.14}}\n", "line 1: engines.vllm.uv: uv 0.11.14 is too old", "use 0.11.15 or newer"),
+    ("engines: {vllm: {uv: ../x}}\n", "line 1: engines.vllm.uv: not a version of uv", None),
+    ("engines: {vllm: {python: 3.12}}\n", "line 1: engines.vllm.python: not a build of Python 3.12", "write patch and date"),
+    ("engines: {llama.cpp: {as_of: 2026-09-23}}\n", "line 1: engines.llama.cpp.as_of: llama.cpp is not made of", None),
     ("engines: {vllm: {cpu: true}}\n", "line 1: engines.vllm.cpu: only llama.cpp", None),
     ("engines: {vllm: {launch_mode: ray}}\n", "line 1: engines.vllm.launch_mode: launch_mode ray", None),
     ("engines: {sglang: {}}\n", "line 1: engines.sglang: version is missing", None),

@@ -25,8 +25,10 @@ NODE_IDENTITY = Record(node.NodeIdentity, name=text, agent_version=text, boot_id
                        gate_port=whole, labels=text_map)
 
 ASSET = Record(engine.Asset, name=text, size_bytes=whole, sha256=text)
+TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), problem=text)
 ENGINE_WANTED = Record(engine.EngineWanted, name=text, version=text, assets=tuple_of(ASSET),
-                       assets_problem=text, cpu=flag, cuda=text)
+                       assets_problem=text, cpu=flag, cuda=text, as_of=text, tools=tuple_of(TOOL),
+                       locks=tuple_of(pair(text, text)))
 ENGINE_OBSERVED = Record(
     engine.EngineObserved, name=text, version=text, phase=one_of(engine.EnginePhase), message=text,
     hint=text, usable=flag, source=text, done_bytes=optional(whole), total_bytes=optional(whole),

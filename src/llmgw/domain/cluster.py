@@ -46,3 +46,4 @@ class AgentConfig:
     cpu_engines: Tuple[str, ...] = ()         # whose CPU build is taken on purpose
     token_file: str = ""
     http_proxy: Optional[str] = None
+    package_index: Optional[str] = field(default=None, repr=False)    # may hold a login

@@ -10,7 +10,13 @@ VLLM = "vllm"
 SGLANG = "sglang"
 TRTLLM = "trtllm"
 ENGINES = (LLAMA_CPP, VLLM, SGLANG, TRTLLM)
+PYTHON_ENGINES = (VLLM, SGLANG)      # an environment of packages, made on the node
+UV, PYTHON = "uv", "python"
+TOOLS = (UV, PYTHON)                 # what makes such an environment; releases of their own
 DEFAULT_VERSIONS = {LLAMA_CPP: "b10991", VLLM: "0.30.0"}   # what this release was checked against
+# An exact patch of Python: an environment of "3.12" would link to a name that moves.
+TOOL_VERSIONS = {UV: "0.13.9", PYTHON: "3.12.16+20261110"}
+OLDEST_UV = "0.11.15"                # older ones write outside of an environment what a wheel tells them to
 
 
 class EnginePhase(str, enum.Enum):
@@ -39,8 +45,22 @@ class Asset:
 
 
 @dataclass(frozen=True)
+class Tool:
+    """What makes environments: one of TOOLS at a version, with the files of its release."""
+
+    name: str
+    version: str
+    assets: Tuple[Asset, ...] = ()
+    problem: str = ""         # why there is no list (yet), in the control plane's words
+
+
+@dataclass(frozen=True)
 class EngineWanted:
-    """Desired: this engine at this version. ``assets`` is the release's own list."""
+    """Desired: this engine at this version. ``assets`` is the release's own list.
+
+    A Python engine has ``tools`` instead, ``as_of`` (UTC) when its packages are taken from, and
+    the sha256 of the fleet's list of packages by platform: empty text where a new one is to be made.
+    """
 
     name: str
     version: str
@@ -48,6 +68,9 @@ class EngineWanted:
     assets_problem: str = ""  # why there is no list (yet), in the control plane's words
     cpu: bool = False         # take the CPU build on purpose
     cuda: str = ""            # take no build for a newer CUDA than this
+    as_of: str = ""
+    tools: Tuple[Tool, ...] = ()
+    locks: Tuple[Tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

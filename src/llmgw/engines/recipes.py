@@ -8,12 +8,6 @@ from llmgw.domain.engine import SGLANG, VLLM
 from llmgw.domain.errors import RequirementMissing
 from llmgw.engines import sglang, vllm
 
-# Brought from their releases on GitHub and checked against the digests there. Older uv writes outside of an
-# environment what a wheel tells it to.
-UV_VERSION = "0.13.9"
-OLDEST_UV = "0.11.15"
-PYTHON_VERSION = "3.12.16+20261110"        # an exact patch: an environment of "3.12" links to a movable name
-
 # uv's and pip's own; a .pth file runs at every start of Python, so whatever else brings one is looked at by a person.
 _PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth"))
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}

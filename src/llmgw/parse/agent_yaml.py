@@ -1,6 +1,7 @@
 """agent.yaml: bytes -> AgentConfig, or a ConfigError with file, line and key."""
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from llmgw.domain.cluster import AgentConfig, OperatorEngine
@@ -11,7 +12,7 @@ from llmgw.parse.yaml_fields import Value, need
 from llmgw.parse.yaml_subset import Scalar, load
 
 KEYS = ("server", "token_file", "node", "data_dir", "address", "fabric_address", "gate_port", "engine_ports",
-        "labels", "gpus", "install_packages", "http_proxy", "engines")
+        "labels", "gpus", "install_packages", "http_proxy", "package_index", "engines")
 GPU_KEYS = ("exclude",)
 PROGRAM_KEYS = {LLAMA_CPP: "binary", VLLM: "python", SGLANG: "python", TRTLLM: "python"}
 
@@ -34,7 +35,8 @@ def decode(data: bytes, name: str) -> AgentConfig:
         install_packages=(fields["install_packages"].flag() if "install_packages" in fields
                           else default.install_packages),
         operator_engines=_programs(fields), cpu_engines=_cpu(fields),
-        token_file=_path(fields, "token_file", default.token_file), http_proxy=_proxy(fields))
+        token_file=_path(fields, "token_file", default.token_file), http_proxy=_proxy(fields),
+        package_index=fields["package_index"].checked(_index) if "package_index" in fields else None)
 
 
 def _servers(fields: Mapping[str, Value]) -> Tuple[str, ...]:
@@ -69,6 +71,12 @@ def _port(fields: Mapping[str, Value], key: str, default: int, high: int) -> int
 
 def _proxy(fields: Mapping[str, Value]) -> Optional[str]:
     return fields["http_proxy"].checked(address.server_url) if "http_proxy" in fields else None
+
+
+def _index(text: str) -> str:
+    if not re.fullmatch(r"https?://[!-~]{1,500}", text):
+        raise ParseError("expected the address of a package index", hint="write https://HOST/simple")
+    return text
 
 
 def _excluded(fields: Mapping[str, Value]) -> Tuple[int, ...]:

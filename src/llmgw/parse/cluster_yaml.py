@@ -8,15 +8,28 @@ import re
 from typing import Callable, Dict, FrozenSet, List, Mapping, Tuple
 
 from llmgw.domain.cluster import ClusterConfig
-from llmgw.domain.engine import DEFAULT_VERSIONS, ENGINES, LLAMA_CPP, EngineWanted
+from llmgw.domain.engine import (
+    DEFAULT_VERSIONS,
+    ENGINES,
+    LLAMA_CPP,
+    OLDEST_UV,
+    PYTHON,
+    PYTHON_ENGINES,
+    SGLANG,
+    TOOL_VERSIONS,
+    UV,
+    VLLM,
+    EngineWanted,
+    Tool,
+)
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.model import ModelSpec, Task
-from llmgw.parse import address, weights_source
+from llmgw.parse import address, utc, weights_source
 from llmgw.parse.yaml_fields import Value, need
 from llmgw.parse.yaml_subset import MapNode, load
 
 KEYS = ("cluster", "listen", "store", "engines", "models")
-ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode")
+ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode", "as_of", *TOOL_VERSIONS)
 MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "context_length", "parallel",
               "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode")
 PLACEMENT_KEYS = ("labels", "nodes")
@@ -27,9 +40,14 @@ MODEL_LATER = {"fabric": "replicas over several nodes are not supported yet"}
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MIN_LLAMA_BUILD = 8146    # older builds overflow on a hostile GGUF header: CVE-2026-27940
+# Older ones let requests in without a key (GHSA-94f4-hr76-p5j6), or run what they are sent (CVE-2026-3059, -3060).
+MIN_VERSIONS = {VLLM: "0.22.0", SGLANG: "0.5.10"}
+# How many requests a replica runs at once where nobody says it: these engines share their memory among all.
+PARALLEL = {VLLM: 256, SGLANG: 256}
 # Refused whatever an engine says of itself: they open the node, or are llmgw's own to set.
 ALWAYS_RESERVED = frozenset(("--host", "--port", "--api-key", "--api-key-file", "--ssl-*", "--middleware",
                              "--trust-remote-code", "--allowed-local-media-path", "--slot-save-path", "--rpc"))
+_PYTHON_VERSION = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5}){1,3}((a|b|rc)[0-9]{1,3})?(\.post[0-9]{1,3})?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
@@ -86,10 +104,27 @@ def _engine(name: str, whole: Value) -> EngineWanted:
         need(fields, "version", whole)
     version = _version(name, fields["version"]) if "version" in fields else DEFAULT_VERSIONS[name]
     _check_launch_mode(fields)
+    for key in ("as_of", *TOOL_VERSIONS):
+        if key in fields and name not in PYTHON_ENGINES:
+            fields[key].fail(f"{name} is not made of Python packages")
     if "cpu" in fields and name != LLAMA_CPP:
         fields["cpu"].fail("only llama.cpp has a CPU build of its own")
     return EngineWanted(name, version, cpu=fields["cpu"].flag() if "cpu" in fields else False,
-                        cuda=_cuda(name, fields["cuda"]) if "cuda" in fields else "")
+                        cuda=_cuda(name, fields["cuda"]) if "cuda" in fields else "",
+                        as_of=fields["as_of"].checked(utc.normal) if "as_of" in fields else "",
+                        tools=tuple(Tool(tool, _tool_version(tool, fields[tool]))
+                                    for tool in TOOL_VERSIONS if tool in fields))
+
+
+def _tool_version(tool: str, value: Value) -> str:
+    text = value.text()
+    if tool == PYTHON and not re.fullmatch(r"3\.12\.[0-9]{1,3}\+[0-9]{8}", text):
+        value.fail(f"not a build of Python 3.12: {text!r:.60}", f"write patch and date, like {TOOL_VERSIONS[PYTHON]}")
+    if tool == UV and not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}", text):
+        value.fail(f"not a version of uv: {text!r:.60}", f"write it like {TOOL_VERSIONS[UV]}")
+    if tool == UV and _numbers(text) < _numbers(OLDEST_UV):
+        value.fail(f"uv {text} is too old", f"use {OLDEST_UV} or newer")
+    return text
 
 
 def _cuda(engine: str, value: Value) -> str:
@@ -105,6 +140,11 @@ def _version(engine: str, value: Value) -> str:
     version = value.text()
     if not _VERSION.fullmatch(version):
         value.fail(f"not a version: {version!r:.60}")
+    if engine in PYTHON_ENGINES:
+        if not _PYTHON_VERSION.fullmatch(version):
+            value.fail(f"not a release of {engine}: {version!r:.60}", f"write it like {MIN_VERSIONS[engine]}")
+        if _numbers(version) < _numbers(MIN_VERSIONS[engine]):
+            value.fail(f"{engine} {version} has known holes", f"use {MIN_VERSIONS[engine]} or newer")
     if engine != LLAMA_CPP:
         return version
     if not re.fullmatch(r"b[0-9]{1,9}", version):
@@ -112,6 +152,10 @@ def _version(engine: str, value: Value) -> str:
     if int(version[1:]) < MIN_LLAMA_BUILD:
         value.fail(f"{version} has known holes in its GGUF reader", f"use b{MIN_LLAMA_BUILD} or newer")
     return version
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:3])
 
 
 def _check_launch_mode(fields: Mapping[str, Value]) -> None:
@@ -138,7 +182,7 @@ def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[st
         aliases=fields["aliases"].distinct(Value.name_text) if "aliases" in fields else (),
         replicas=_whole(fields, "replicas", 0, 1000, 1), task=_task(fields),
         context_length=fields["context_length"].whole(16, 1 << 27) if "context_length" in fields else None,
-        parallel=_whole(fields, "parallel", 1, 1024, 1),
+        parallel=_whole(fields, "parallel", 1, 1024, PARALLEL.get(engine, 1)),
         gpus=fields["gpus"].whole(0, 64) if "gpus" in fields else None,
         nodes=_nodes(fields), chat_template=_template(fields, read_file),
         labels=placement["labels"].names() if "labels" in placement else {},

@@ -46,7 +46,7 @@ def test_what_is_there_is_not_brought_again(bring, cache):
 
 def test_the_archive_has_the_releases_name_and_layout_and_the_same_bytes_each_time(bring, cache):
     folder = cache / "llama-b10991"
-    brought(bring, folder / "llama-server", b"stand-in")
+    brought(bring, folder / "llama-server", b"stand-in").chmod(0o755)
     (folder / "LICENSE").write_text("MIT")
     archive = bring.llama_archive()
     assert archive.name == f"llama-b10991-bin-ubuntu-{bring.asset_arch()}.tar.gz" == archive.path.name

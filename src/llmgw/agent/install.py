@@ -119,9 +119,9 @@ class Installer:
         except TooMuch:
             if most < free:
                 raise                     # the disk has room, but nothing honest is that large
-            raise DiskFull(f"cannot unpack {asset.name} in {os.path.dirname(folder)}: {free} bytes are free there "
-                           f"beside the {RESERVE_BYTES} that are kept, and it holds more",
-                           hint="free some space there, or choose another data folder") from None
+            raise DiskFull(f"no space left in {os.path.dirname(folder)} to unpack {asset.name}: "
+                           f"{(free + RESERVE_BYTES) / 1e6:.1f} MB are free, of which {RESERVE_BYTES / 1e6:.1f} MB are kept",
+                           hint=f"free some space on the filesystem of {os.path.dirname(folder)}") from None
 
     def _rename(self, built: str, final: str) -> None:
         files.remove(final)               # without its marker it was never whole

@@ -16,7 +16,7 @@ from typing import BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
 from llmgw.api import paths, wire
 from llmgw.domain.digest import blob_path, fingerprint, sha256_hex
 from llmgw.domain.engine import ENGINES, Asset
-from llmgw.domain.errors import Conflict, DigestMismatch, DiskFull, NotFound, ParseError
+from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.names import check_name
 from llmgw.domain.view import EngineArchive
@@ -118,11 +118,7 @@ class Mirror:
             return size + len(piece)
 
     def _check_space(self, size_bytes: int) -> None:
-        free = files.free_bytes(self.folder)
-        if free < size_bytes + RESERVE_BYTES:
-            raise DiskFull(f"no space left in {self.folder}: {size_bytes} bytes are to be written, {free} are free, "
-                           f"of which {RESERVE_BYTES} are kept",
-                           hint=f"free some space on the filesystem of {self.folder}")
+        files.check_space(self.folder, size_bytes, RESERVE_BYTES)
 
     def finish(self, digest: str, size_bytes: int) -> None:
         """Verify the whole upload and give the blob its name; what is wrong is thrown away."""

@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Deque, Mapping, Optional, Protocol, Sequence, Tuple
 
 from llmgw.domain.digest import sha256_hex
-from llmgw.domain.errors import DigestMismatch, DiskFull, DownloadFailed, Unreachable
+from llmgw.domain.errors import DigestMismatch, DownloadFailed, Unreachable
 from llmgw.domain.model import CHUNK_BYTES
 from llmgw.system import failpoint
-from llmgw.system.files import free_bytes, fsync_dir, make_dir, remove, storage_error, storing
+from llmgw.system.files import check_space, fsync_dir, make_dir, remove, storage_error, storing
 
 PIECE_BYTES = 256 << 10
 SPACE_CHECK_BYTES = 64 << 20
@@ -216,12 +216,7 @@ class _Fetch:
             failpoint.reach("fetch-in-the-middle")
 
     def _check_space(self, needed: int) -> None:
-        folder = os.path.dirname(self._partial)
-        free = free_bytes(folder)
-        if free < needed + self._reserve:
-            raise DiskFull(
-                f"{folder}: {needed} bytes are needed and {self._reserve} kept free, {free} are left",
-                hint="free some space there, or choose another data folder")
+        check_space(os.path.dirname(self._partial), needed, self._reserve)
 
     def _close_source(self) -> None:
         if self._source is not None:

@@ -113,6 +113,19 @@ def free_bytes(path: str) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
+def check_space(folder: str, needed_bytes: int, kept_bytes: int) -> None:
+    """Refuse, before anything is written, what would leave less than ``kept_bytes`` free on the disk of ``folder``."""
+    free = free_bytes(folder)
+    if free < needed_bytes + kept_bytes:
+        raise DiskFull(f"no space left in {folder}: {_mb(needed_bytes)} are needed, {_mb(free)} are free, "
+                       f"of which {_mb(kept_bytes)} are kept",
+                       hint=f"free some space on the filesystem of {folder}, or choose another with --data-dir")
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
 class FolderLock:
     """Holds a folder for this process; a second holder is refused with the first one's pid.
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "agent": ("llmgw.agent.main", "the node daemon: installs engines, runs replicas"),
     "router": ("llmgw.router.main", "the OpenAI-compatible endpoint"),
     "ctl": ("llmgw.ctl.main", "look at the cluster and change it"),
+    "doctor": ("llmgw.ctl.doctor", "what this machine has, and lacks, for each engine"),
     "gate": ("llmgw.agent.gate_main", ""),
 }
 _SEE_TO_IT_THEMSELVES = ("agent", "gate")   # owned.watch; the gate belongs to no one

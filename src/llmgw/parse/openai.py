@@ -13,6 +13,7 @@ PREFIX_CHARACTERS = 4096
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MODEL = re.compile(r'"model"[ \t\n\r]*:[ \t\n\r]*(?=")')
 _DECODER = json.JSONDecoder()
+_SCAN = _DECODER.scan_once    # type: ignore[attr-defined]
 
 
 class BadBody(ParseError):
@@ -68,7 +69,16 @@ def _parsed(text: str, body: bytes) -> Any:
         return dict(pairs)
 
     try:
-        data = json.loads(text, object_pairs_hook=remember) if careful else json.loads(text)
+        if careful:
+            data = json.loads(text, object_pairs_hook=remember)
+        elif text.startswith("{"):            # what json.loads does, without its three layers
+            data, end = _SCAN(text, 0)
+            if end != len(text) and _skip(text, end) != len(text):
+                raise BadBody("the body is not JSON: something follows its end")
+        else:
+            data = json.loads(text)
+    except StopIteration as error:
+        raise BadBody(f"the body is not JSON: no value at character {error.value}") from None
     except RecursionError:
         raise BadBody("the body is nested too deeply") from None
     except ValueError as error:

@@ -45,4 +45,6 @@ def request_bytes(method: bytes, path: bytes, target: bytes, head: Optional[Requ
 
 
 def _forwarded(headers: Dict[bytes, bytes]) -> bytes:
+    if b"content-type" not in headers:            # the body was read as JSON, and vLLM demands to be told so
+        headers = {**headers, b"content-type": b"application/json"}
     return b"".join(b"%b%b\r\n" % (shown, headers[name]) for name, shown in _FORWARDED if name in headers)

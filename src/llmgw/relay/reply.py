@@ -65,6 +65,14 @@ def error_reply(status: int, message: str, code: str, *, param: Optional[str] = 
     return json_reply(error_object(status, message, code, param), status, fields)
 
 
+def too_large(limit_bytes: int) -> Reply:
+    return error_reply(413, f"the body is larger than {limit_bytes >> 20} MiB", "body_too_large")
+
+
+def no_room() -> Reply:
+    return error_reply(503, "too many bytes of requests are in memory", "overloaded", retry_after=1)
+
+
 def error_event(message: str, code: str) -> bytes:
     """Return the event that tells a stream's reader that it failed."""
     return b"data: " + json.dumps(error_object(502, message, code)).encode("utf-8") + b"\n\n"

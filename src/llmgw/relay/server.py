@@ -1,28 +1,24 @@
-"""The side of the relay that clients talk to: one request at a time per connection.
-
-Deadlines are kept by ``Listener.sweep``, twice a second, rather than by a timer
-per request: arming and cancelling timers costs more than the request's parsing.
-"""
+"""A client's connection: one request at a time, from its head to the end of its answer."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from typing import Any, List, Optional, Set
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from llmgw.parse.http1 import (LAST_CHUNK, MAX_HEAD_BYTES, ChunkDecoder, MalformedHttp, RequestHead,
                                RequestReader, chunk, head_end)
-from llmgw.relay.reply import Fields, Reply, Stamp, error_reply, reply_bytes
+from llmgw.relay.reply import Fields, Reply, error_reply, no_room, reply_bytes, too_large
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from llmgw.relay.listener import Listener
 
 HEAD_SECONDS = 10.0           # absolute, from the head's first byte
 BODY_SECONDS = 60.0           # between two pieces of a body
+WHOLE_BODY_SECONDS = 600.0    # absolute
 IDLE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
 FLUSH_SECONDS = 30.0          # for what is still to be sent when we have closed
 STALL_SECONDS = 120.0         # a client that takes nothing of its answer
-SWEEP_SECONDS = 0.5
 MAX_BODY_BYTES = 64 << 20
 HIGH_WATER_BYTES = 256 << 10
 READ_BYTES = 64 << 10
@@ -102,7 +98,7 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = ("listener", "transport", "request", "deadline", "_application", "_reader", "_state", "_buffer",
                  "_scanned", "_pieces", "_left", "_decoder", "_paused", "stalled",
-                 "_served")
+                 "_served", "_body_until")
 
     transport: asyncio.Transport
 
@@ -121,6 +117,7 @@ class ServerConnection(asyncio.Protocol):
         self._paused = False
         self.stalled = False
         self._served = False          # it has had a request
+        self._body_until = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -204,6 +201,7 @@ class ServerConnection(asyncio.Protocol):
         self._left = head.length
         self._decoder = ChunkDecoder() if head.chunked else None
         self.deadline = now + BODY_SECONDS
+        self._body_until = now + WHOLE_BODY_SECONDS
         if head.expects and not rest:
             self.transport.write(_CONTINUE)
         if rest:
@@ -212,7 +210,7 @@ class ServerConnection(asyncio.Protocol):
     def _take_body(self, data: bytes) -> None:
         request = self.request
         assert request is not None
-        self.deadline = time.monotonic() + BODY_SECONDS
+        self.deadline = min(time.monotonic() + BODY_SECONDS, self._body_until)
         rest = b""
         if self._decoder is not None:
             try:
@@ -223,7 +221,7 @@ class ServerConnection(asyncio.Protocol):
             self._left += len(data)
             done, rest = self._decoder.done, self._decoder.rest
             if self._left > MAX_BODY_BYTES:
-                self._refuse(too_large(), request)
+                self._refuse(too_large(MAX_BODY_BYTES), request)
                 return
         else:
             data, rest = data[:self._left], data[self._left:]
@@ -321,80 +319,3 @@ class ServerConnection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether it waits for another request. One that waits for its first may have it on its way."""
         return self._state == _WAITING and self._served and not self._buffer
-
-
-class Listener:
-    """A listening address: its connections, their limits, its clock."""
-
-    def __init__(self, application: Application, *, max_connections: int = 65536,
-                 max_body_bytes: int = 1 << 30) -> None:
-        self.application = application
-        self.connections: Set[ServerConnection] = set()
-        self.stamp = Stamp()
-        self.draining = False
-        self.body_bytes = 0                   # of all requests that are held in memory
-        self.max_body_bytes = max_body_bytes
-        self.max_connections = max_connections
-        self._server: Optional[asyncio.AbstractServer] = None
-        self._sweeper: Optional[asyncio.Task[None]] = None
-
-    async def listen(self, host: str, port: int) -> int:
-        """Start to listen; return the port. OSError when the address cannot be had."""
-        self.stamp.refresh(time.time())
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=1024)
-        if self._sweeper is None:
-            self._sweeper = loop.create_task(self._sweep_for_ever())
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def opened(self, connection: ServerConnection) -> None:
-        """Count a new connection; one too many is told so and closed."""
-        if len(self.connections) >= self.max_connections:
-            connection.transport.write(reply_bytes(
-                error_reply(503, "too many connections", "overloaded", retry_after=1),
-                self.stamp.lines, close=True))
-            connection.transport.close()
-            return
-        self.connections.add(connection)
-
-    def stop_accepting(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    def close_idle(self) -> None:
-        for connection in [item for item in self.connections if item.is_idle]:
-            connection.transport.close()
-
-    @property
-    def active(self) -> int:
-        """How many connections are in the middle of a request."""
-        return sum(1 for connection in self.connections if connection.request is not None)
-
-    async def close(self) -> None:
-        self.stop_accepting()
-        for connection in list(self.connections):
-            connection.transport.abort()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-
-    async def _sweep_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            self.stamp.refresh(time.time())
-            now = time.monotonic()
-            for connection in list(self.connections):
-                try:
-                    connection.sweep(now)
-                except Exception:             # a loop border: one connection's bug is not the others'
-                    log.exception("sweep failed")
-                    connection.transport.abort()
-
-
-def too_large() -> Reply:
-    return error_reply(413, f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", "body_too_large")
-
-
-def no_room() -> Reply:
-    return error_reply(503, "too many bytes of requests are in memory", "overloaded", retry_after=1)

@@ -10,8 +10,9 @@ from llmgw.decide.breaker import State
 from llmgw.domain.model import Task
 from llmgw.domain.route import Gauges, RoutedKey, RouterReport, RouteTable
 from llmgw.relay.forward import request_id
-from llmgw.relay.reply import Reply, error_reply, json_reply
-from llmgw.relay.server import MAX_BODY_BYTES, Application, Listener, Request, no_room, too_large
+from llmgw.relay.listener import Listener
+from llmgw.relay.reply import Reply, error_reply, json_reply, no_room, too_large
+from llmgw.relay.server import MAX_BODY_BYTES, Application, Request
 from llmgw.router import answers, page
 from llmgw.router.flow import FIRST_BYTE_SECONDS, Endpoint, Flow
 from llmgw.router.metrics import Metrics
@@ -67,7 +68,7 @@ class Router(Application):
             head.memo = (self.table, key)
         listener = self.listener
         if head.length > MAX_BODY_BYTES:
-            return self._counted(too_large())
+            return self._counted(too_large(MAX_BODY_BYTES))
         if listener.body_bytes + head.length > listener.max_body_bytes:
             return self._counted(no_room())
         if listener.draining:

@@ -15,7 +15,7 @@ from llmgw.relay.forward import request_bytes
 from llmgw.relay.lease import Lease, Outcome, Owner
 from llmgw.relay.reply import Reply, error_reply, relayed_head
 from llmgw.relay.server import Request
-from llmgw.router.answers import (engine_answer, failure_reply, model_not_found, not_ready, wrong_task)
+from llmgw.router.answers import engine_answer, failure_reply, model_not_found, not_ready, wrong_task
 from llmgw.router.metrics import ModelStats
 from llmgw.router.table import Model, Replica
 
@@ -182,7 +182,7 @@ class Flow(Owner):
             self.router.troubled = True
             replica.breaker.failed(now)
             replica.busy_until = max(replica.busy_until, now + AVOID_SECONDS)
-        if outcome is Outcome.TRUNCATED:
+        if lease.scanner is not None and outcome in (Outcome.TRUNCATED, Outcome.BROKEN):
             self.router.metrics.streams_truncated += 1
         if lease.relayed and (outcome is Outcome.WHOLE or self.request.answered):
             self._finish(now)

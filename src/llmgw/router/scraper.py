@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 2.0
 TIMEOUT_SECONDS = 1.0
-SLOWEST_SECONDS = 30.0
+SLOWEST_SECONDS = 10.0
 TICK_SECONDS = 0.1
 
 

@@ -1,0 +1,87 @@
+"""A listening address: what it serves, its connections, their limits and deadlines.
+
+Deadlines are kept by a sweep twice a second rather than by a timer per request:
+arming and cancelling timers costs more than parsing the request.
+"""
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Optional, Set
+
+from llmgw.relay.reply import Stamp, error_reply, reply_bytes
+from llmgw.relay.server import Application, ServerConnection
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.5
+
+
+class Listener:
+    """A listening address: its connections, their limits, its clock."""
+
+    def __init__(self, application: Application, *, max_connections: int = 65536,
+                 max_body_bytes: int = 1 << 30) -> None:
+        self.application = application
+        self.connections: Set[ServerConnection] = set()
+        self.stamp = Stamp()
+        self.draining = False
+        self.body_bytes = 0                   # of all requests that are held in memory
+        self.max_body_bytes = max_body_bytes
+        self.max_connections = max_connections
+        self._server: Optional[asyncio.AbstractServer] = None
+        self._sweeper: Optional[asyncio.Task[None]] = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Start to listen; return the port. OSError when the address cannot be had."""
+        self.stamp.refresh(time.time())
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=1024)
+        if self._sweeper is None:
+            self._sweeper = loop.create_task(self._sweep_for_ever())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def opened(self, connection: ServerConnection) -> None:
+        """Count a new connection; one too many is told so and closed."""
+        if len(self.connections) >= self.max_connections:
+            connection.transport.write(reply_bytes(
+                error_reply(503, "too many connections", "overloaded", retry_after=1),
+                self.stamp.lines, close=True))
+            connection.transport.close()
+            return
+        self.connections.add(connection)
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def close_idle(self) -> None:
+        for connection in [item for item in self.connections if item.is_idle]:
+            connection.transport.close()
+
+    @property
+    def active(self) -> int:
+        """How many connections are in the middle of a request."""
+        return sum(1 for connection in self.connections if connection.request is not None)
+
+    async def close(self) -> None:
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.stamp.refresh(time.time())
+            now = time.monotonic()
+            for connection in list(self.connections):
+                try:
+                    connection.sweep(now)
+                except Exception:             # a loop border: one connection's bug is not the others'
+                    log.exception("sweep failed")
+                    connection.transport.abort()

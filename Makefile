@@ -45,7 +45,7 @@ $(READY): pyproject.toml scripts/pins.py
 	@python='$(PYTHON)'; python=$${python:-$$(sh scripts/python.sh)} && \
 	echo "making $(VENV) with $$python (once)" >&2 && "$$python" -m venv --clear $(VENV) && \
 	$(PY) scripts/pins.py > $(VENV)/pins.txt && \
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/pins.txt && touch $@
+	$(PY) -m pip install -qq --disable-pip-version-check --no-deps -r $(VENV)/pins.txt && touch $@
 
 clean:              ## remove what was made here (the brought engine and model stay in the user's cache)
 	rm -rf .venv .venv-* build llmgw.pyz llmgw.pyz.sha256 .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -30,7 +30,7 @@ except ImportError:                           # the suite's other parts need not
     pass
 
 
-BROUGHT = {"llama_server", "llama_archive", "gemma"}
+BROUGHT = {"llama_server", "llama_archive", "release_archive", "gemma"}
 
 
 def pytest_collection_modifyitems(config, items):
@@ -77,6 +77,12 @@ def llama_server(bring):
 def llama_archive(bring):
     """A release archive with that llama-server: .path, .sha256, .name."""
     return _brought(bring, bring.llama_archive)
+
+
+@pytest.fixture(scope="session")
+def release_archive(bring):
+    """An archive in the release's own shape: shared libraries, backends loaded while running, OpenMP."""
+    return _brought(bring, bring.release_archive)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,13 @@ def test_one_old_version_is_kept_and_older_ones_go_once_the_new_one_runs():
     assert plan([WANTED], here, {}, [], 1.0) == [Remove(*OLDER)]
     assert plan([WANTED], here, {}, [OLDER], 1.0) == []
     assert plan([WANTED], {**here, NEW: Here(0.0, False)}, {}, [], 1.0) == []
-    assert plan([], here, {}, [], 1.0) == []
+
+
+def test_an_engine_that_is_not_wanted_any_more_is_removed_once_nothing_uses_it():
+    here = {NEW: Here(0.0, True, 30.0), OLD: Here(0.0, True, 20.0)}
+    other = EngineWanted("vllm", "0.30.0")
+    assert plan([], here, {}, [NEW], 1.0) == [Remove(*OLD)]
+    assert plan([other], here, {("vllm", "0.30.0"): Attempt(1, 1.0)}, [], 1.0) == [Remove(*OLD), Remove(*NEW)]
 
 
 @pytest.mark.parametrize("item, cuda, has_gpu, other", [

@@ -52,11 +52,14 @@ class Prover:
     def prove(self, program: Program, report: Report) -> engine.Seen:
         """Return what the program says of itself and its devices; RequirementMissing or EngineFailed otherwise."""
         lacking = self._lacking(program)
-        if lacking and self._install_packages(program, lacking, report):
+        tried = bool(lacking) and self._install_packages(program, lacking, report)
+        if tried:
             lacking = self._lacking(program)
         if lacking:
             found = self._libraries(program, lacking)
-            raise RequirementMissing(f"{program.label}: {found.message}", hint=found.hint)
+            raise RequirementMissing(f"{program.label}: {found.message}"
+                                     + (", and is installed: its files are damaged or elsewhere" if tried else ""),
+                                     hint=found.hint)
         seen = engine.run(self._processes, program.path, program.label)
         _check_build(program, seen.says)
         if program.cuda:

@@ -77,7 +77,7 @@ def plan(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], attempts: Map
     """Return the steps in the order of ``wanted``, removals last.
 
     A version stays while anything uses it, until the wanted one runs, and the
-    newest old one stays after that.
+    newest old one stays after that. Of an engine that is not wanted at all, none stays.
     """
     steps: List[Step] = []
     for item in wanted:
@@ -94,12 +94,13 @@ def plan(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], attempts: Map
 
 def _removals(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], in_use: Sequence[Key]) -> List[Step]:
     keep = {(item.name, item.version) for item in wanted} | set(in_use)
+    names = {item.name for item in wanted}
     running = {item.name for item in wanted if here.get((item.name, item.version), Here()).runs}
+    steps: List[Step] = [Remove(*key) for key in sorted(here) if key[0] not in names and key not in keep]
     old: Dict[str, List[Key]] = {}
     for key in here:
         if key not in keep and key[0] in running:
             old.setdefault(key[0], []).append(key)
-    steps: List[Step] = []
     for keys in old.values():
         keys.sort(key=lambda key: (here[key].installed_at, key), reverse=True)
         steps += [Remove(*key) for key in keys[KEEP_OLD:]]

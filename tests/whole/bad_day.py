@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import pathlib
 import re
@@ -142,3 +143,18 @@ def log_lines(cluster, name):
 def logged(cluster, name, *words):
     """Return the lines of a role's log that hold all ``words``."""
     return [text for _, text in log_lines(cluster, name) if all(word in text for word in words)]
+
+
+def repeated(cluster, seconds=5.0):
+    """Return the lines of all roles' logs that came a second time within ``seconds``: a fault told again and again."""
+    found = []
+    for name in cluster.children:
+        last = {}
+        for line in cluster.log(name).read_text(errors="replace").splitlines():
+            if LOG_LINE.match(line):
+                stamp, text = line.split(" ", 1)
+                at = datetime.datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%S.%fZ").timestamp()
+                if at - last.get(text, float("-inf")) < seconds:
+                    found.append(f"{name}: {line}")
+                last[text] = at
+    return found

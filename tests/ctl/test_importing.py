@@ -30,7 +30,9 @@ class Uploads:
         where = f"/v1/mirror/uploads/{self.digest}"
         self.api = fake({f"GET {where}": lambda path, body: {"received_bytes": len(self.kept), "complete": False},
                          f"PUT {where}": self._put, f"POST {where}/finish": lambda path, body: {"complete": True},
-                         "PUT /v1/mirror/engines/llama.cpp/b10991/llama-b10991-bin-ubuntu-x64.tar.gz": {}})
+                         "PUT /v1/mirror/engines/llama.cpp/b10991/llama-b10991-bin-ubuntu-x64.tar.gz": {},
+                         "PUT /v1/mirror/engines/python/3.12.1%2B20240107/cpython-3.12.1%2B20240107-x86_64-unknown-"
+                         "linux-gnu-install_only.tar.gz": {}})
         self.client = ControlClient([self.api.url], Secret("t"))
 
     def _put(self, path, body):
@@ -163,3 +165,23 @@ def test_what_cannot_be_imported_is_refused_first(tmp_path, make, sentence):
 def test_an_unusual_file_name_becomes_a_plain_one(tmp_path):
     (tmp_path / "My Model (1).gguf").write_text("x")
     assert [source.name for source in importing.gather([str(tmp_path / "My Model (1).gguf")])] == ["My-Model-1-.gguf"]
+
+
+@pytest.mark.parametrize("name, engine, version", [
+    ("cpython-3.12.16+20261110-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz", "python", "3.12.16+20261110"),
+    ("cudart-llama-b11434-bin-ubuntu-cuda-12.8-x64.tar.gz", "llama.cpp", "b11434"),
+    ("uv-x86_64-unknown-linux-musl.tar.gz", "uv", None), ("whatever.tar.gz", "llama.cpp", None)])
+def test_what_an_archive_is_of_is_told_by_its_name(name, engine, version):
+    assert importing.engine_of(f"/x/{name}") == engine
+    if version:
+        assert importing.version_of(name, engine) == version
+    else:
+        with pytest.raises(LlmgwError, match="does not tell the version"):
+            importing.version_of(name, engine)
+
+
+def test_stand_in_a_build_of_python_keeps_the_name_of_its_release(fake, tmp_path):
+    archive = tmp_path / "cpython-3.12.1+20240107-x86_64-unknown-linux-gnu-install_only.tar.gz"
+    archive.write_bytes(b"archive")
+    uploads = Uploads(fake, b"archive")
+    assert importing.import_engine(uploads.client, str(archive), uploads.digest, "python", "") == "3.12.1+20240107"

@@ -13,6 +13,7 @@ import pytest
 
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
+from llmgw.domain.errors import ApiError
 from llmgw.domain.secret import Secret
 from tests.fakes import gguf_file
 
@@ -204,3 +205,30 @@ def test_ctl_nodes_is_quick(ctl, server):
         assert ctl("nodes").returncode == 0
         took.append(time.monotonic() - began)
     assert min(took) <= 0.25 or os.getloadavg()[0] > 1.5, took
+
+
+def test_the_list_of_packages_is_shown_taken_from_a_node_and_made_anew(server, ctl, tmp_path):
+    (tmp_path / "server.yaml").write_text("cluster: test\nengines:\n  vllm: {version: 0.30.0}\n"
+                                          "  sglang: {version: 0.5.23, as_of: 2026-11-01}\nmodels: []\n")
+    wait_for(lambda: "sglang" in ctl("engines", "--json").stdout)
+    shown = ctl("engines", "lock", "vllm").stdout
+    assert "2026-09-23T05:22:21Z" in shown and " 196 " in shown and shown.count("llmgw") == 2
+    text = ctl("engines", "lock", "vllm", "--text", "x86_64-manylinux_2_31").stdout
+    assert text.count("==") == 196 and "--index" not in text
+    empty = ctl("engines", "lock", "sglang")
+    assert "no list yet, the first node that installs it makes one" in empty.stdout + empty.stderr
+
+    node = ControlClient([server.url], Secret((server.data / "tokens" / "node").read_text().strip()))
+    path = paths.fill(paths.ENGINE_LOCK, engine="sglang", version="0.5.23", platform="x86_64-manylinux_2_34")
+    offered = {"node": "n1", "as_of": "2026-11-01T00:00:00Z", "text": f"sglang==0.5.23 --hash=sha256:{'a' * 64}\n"}
+    assert node.json("PUT", path, offered)["source"] == "node/n1"
+    with pytest.raises(ApiError, match="line 2: only NAME==VERSION"):
+        node.json("PUT", path, {**offered, "text": offered["text"] + "--index-url https://example.org\n"})
+    node.close()
+    assert "node/n1" in ctl("engines", "lock", "sglang").stdout
+    again = ctl("engines", "relock", "sglang")
+    assert again.returncode == 0 and "1 lists forgotten" in again.stderr
+    assert "a new list is made by the next node" in ctl("engines", "lock", "sglang").stdout
+    assert "first found by node n1" in ctl("events").stdout
+    unknown = ctl("engines", "lock", "llama.cpp")
+    assert unknown.returncode == 1 and "not among the wanted engines" in unknown.stderr

@@ -362,7 +362,7 @@ class Releases:
 def test_an_archive_is_fetched_once_for_many_that_ask_stand_in(store, tmp_path, clock, monkeypatch):
     mirror = Mirror(str(tmp_path / "mirror"), store, clock)
     releases = Releases(mirror, "archive")
-    engines, read = EngineAssets(mirror, releases), []
+    engines, read = EngineAssets(mirror, releases, None), []
     assert engines.wanted(EngineWanted("llama.cpp", "b1")).assets[0].name == "a.tar.gz"
     monkeypatch.setattr(engine_assets, "WAIT_SECONDS", 0.05)
     with pytest.raises(TryAgain, match="is being fetched"):
@@ -391,12 +391,12 @@ def test_a_fetch_that_fails_is_told_and_tried_again_stand_in(store, tmp_path, cl
     releases = Releases(mirror, "archive")
     releases.go.set()
     releases.fail = DownloadFailed("it broke off")
-    engines = EngineAssets(mirror, releases)
+    engines = EngineAssets(mirror, releases, None)
     with pytest.raises(DownloadFailed):
         engines.open("llama.cpp", "b1", "a.tar.gz")
     releases.fail = None
     engines.open("llama.cpp", "b1", "a.tar.gz")[0].close()
-    assert EngineAssets(mirror, None).wanted(EngineWanted("llama.cpp", "b1")).assets_problem
+    assert EngineAssets(mirror, None, None).wanted(EngineWanted("llama.cpp", "b1")).assets_problem
 
 
 # Views and numbers

@@ -13,6 +13,8 @@ HEARTBEAT = "/v1/nodes/{node}/heartbeat"             # POST NodeObserved -> Hear
 LOG_TAIL = "/v1/nodes/{node}/log-tails"              # POST LogTail
 BLOB = "/v1/blobs/{digest}"                          # GET, Range
 ENGINE_ASSET = "/v1/engines/{engine}/{version}/assets/{asset}"  # GET, Range; fetched when first asked for
+ENGINE_LOCKS = "/v1/engines/{engine}/{version}/locks"  # GET: the fleet's lists of packages; DELETE: make new ones
+ENGINE_LOCK = "/v1/engines/{engine}/{version}/locks/{platform}"  # GET: its text; PUT PackageList: the first wins
 
 ROUTES = "/v1/routes"                                # GET ?after=REVISION&wait=SECONDS -> RouteTable; 304
 ROUTER_REPORT = "/v1/routers/{router}/report"        # POST RouterReport

@@ -29,6 +29,7 @@ TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), prob
 ENGINE_WANTED = Record(engine.EngineWanted, name=text, version=text, assets=tuple_of(ASSET),
                        assets_problem=text, cpu=flag, cuda=text, as_of=text, tools=tuple_of(TOOL),
                        locks=tuple_of(pair(text, text)))
+PACKAGE_LIST = Record(engine.PackageList, node=text, as_of=text, text=text)
 ENGINE_OBSERVED = Record(
     engine.EngineObserved, name=text, version=text, phase=one_of(engine.EnginePhase), message=text,
     hint=text, usable=flag, source=text, done_bytes=optional(whole), total_bytes=optional(whole),
@@ -116,6 +117,8 @@ KEY_VIEW = Record(view.KeyView, id=text, name=text, created_at=number, models=te
 EVENT_VIEW = Record(view.EventView, id=whole, at=number, subject=text, reason=text, message=text)
 ENGINE_ARCHIVE = Record(view.EngineArchive, engine=text, version=text, asset=ASSET,
                         imported_at=number, source=text)
+LOCK_VIEW = Record(view.LockView, engine=text, version=text, platform=text, as_of=text, sha256=text,
+                   packages=whole, source=text, made_at=number)
 MIRROR_VIEW = Record(view.MirrorView, models=tuple_of(WEIGHTS), engines=tuple_of(ENGINE_ARCHIVE),
                      activity=texts, free_bytes=whole)
 

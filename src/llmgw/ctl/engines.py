@@ -1,24 +1,35 @@
-"""Each engine that the cluster wants, on each node, in the node's own words."""
+"""Each engine that the cluster wants, on each node, in the node's own words.
+
+`engines lock ENGINE` shows the fleet's list of its packages, `engines relock ENGINE` has a new one made.
+"""
 from __future__ import annotations
 
 import argparse
-from typing import List
+from typing import Any, List
 
 from llmgw.api import paths, wire
 from llmgw.ctl import output, watch
 from llmgw.ctl.connection import connect
 from llmgw.domain.engine import EngineObserved
-from llmgw.domain.view import EngineView
+from llmgw.domain.errors import NotFound, UsageError
+from llmgw.domain.view import EngineView, LockView
 
+LOCK_TITLES = ("ENGINE", "VERSION", "PLATFORM", "AS OF", "PACKAGES", "FROM", "SHA256")
 TITLES = ("ENGINE", "VERSION", "NODE", "STATE", "FROM", "DEVICES")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     watch.arguments(parser)
+    parser.add_argument("what", nargs="?", choices=("lock", "relock"),
+                        help="lock: show the list of packages of an engine; relock: have a new one made")
+    parser.add_argument("engine", nargs="?", metavar="ENGINE", default="", help="vllm or sglang")
+    parser.add_argument("--text", metavar="PLATFORM", default="", help="with lock: the list itself, for one platform")
 
 
 def action(options: argparse.Namespace) -> int:
     client = connect(options)
+    if options.what:
+        return _lock(options, client)
 
     def once() -> None:
         data = client.json("GET", paths.ENGINES)
@@ -53,3 +64,41 @@ def _percent(seen: EngineObserved) -> str:
     if not seen.message or not seen.total_bytes or seen.done_bytes is None or "%" in seen.message:
         return ""
     return f" ({seen.done_bytes * 100 // seen.total_bytes} % of {output.size(seen.total_bytes)})"
+
+
+def _lock(options: argparse.Namespace, client: Any) -> int:
+    engine = _wanted(client, options.engine)
+    if options.text:
+        path = paths.fill(paths.ENGINE_LOCK, engine=engine.name, version=engine.version, platform=options.text)
+        output.write(client.request("GET", path).body.decode("ascii").rstrip("\n"))
+        return 0
+    path = paths.fill(paths.ENGINE_LOCKS, engine=engine.name, version=engine.version)
+    data = client.json("DELETE" if options.what == "relock" else "GET", path)
+    if options.json:
+        output.write_json(data)
+        return 0
+    found = [wire.LOCK_VIEW.decode(item, "list of packages") for item in data["items"]]
+    if options.what == "relock":
+        output.say(f"{engine.name} {engine.version}: {len(found)} lists forgotten; the next node makes a new one, and "
+                   "nodes that have the old packages install anew when nothing runs of them")
+        return 0
+    output.write_table(LOCK_TITLES, [_lock_row(view) for view in found],
+                       empty=f"{engine.name} {engine.version}: no list yet, the first node that installs it makes one")
+    return 0
+
+
+def _lock_row(view: LockView) -> output.Row:
+    if not view.sha256:
+        return output.Row((view.engine, view.version, view.platform, view.as_of, "", "", ""),
+                          ("a new list is made by the next node",))
+    return output.Row((view.engine, view.version, view.platform, view.as_of, str(view.packages), view.source,
+                       view.sha256[:12]))
+
+
+def _wanted(client: Any, name: str) -> EngineView:
+    if not name:
+        raise UsageError("which engine?", hint="llmgw.pyz ctl engines lock vllm")
+    for engine in client.items(paths.ENGINES, wire.ENGINE_VIEW):
+        if engine.name == name:
+            return engine
+    raise NotFound(f"{name:.60} is not among the wanted engines", hint="engines: in server.yaml names them")

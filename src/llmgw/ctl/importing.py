@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Sequence, Tuple
 
 from llmgw.api import paths, wire
@@ -15,7 +15,7 @@ from llmgw.api.client import ControlClient
 from llmgw.ctl import output
 from llmgw.ctl.progress import Progress
 from llmgw.domain.digest import sha256_hex
-from llmgw.domain.engine import ENGINES, LLAMA_CPP
+from llmgw.domain.engine import ENGINES, LLAMA_CPP, PYTHON, TOOLS, UV
 from llmgw.domain.errors import ApiError, DigestMismatch, ParseError, Unreachable, UsageError
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.names import check_name
@@ -27,7 +27,9 @@ TRIES = 6                           # of one piece, each wait twice the one befo
 FIRST_WAIT_SECONDS = 0.5
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
-_RELEASE = re.compile(r"llama-(b\d+)-bin-.+")
+_RELEASES = {LLAMA_CPP: re.compile(r"(?:cudart-)?llama-(b\d+)-bin-.+"),
+             PYTHON: re.compile(r"cpython-(\d+\.\d+\.\d+\+\d{8})-.+"), UV: re.compile(r"uv-()[a-z0-9_]+-.+")}
+_ASSET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 _PICKLE_NAMES = re.compile(r".*\.(pt|pth|pkl|pickle|ckpt|joblib)|(pytorch_)?model.*\.bin", re.IGNORECASE)
 
 
@@ -61,6 +63,8 @@ def import_model(client: ControlClient, named: Sequence[str], name: str) -> Weig
 def import_engine(client: ControlClient, path: str, sha256: str, engine: str, version: str) -> str:
     """Put an engine's archive into the mirror; its sha256 must be ``sha256``. Return the version."""
     source, expected = gather([path])[0], sha256_hex(sha256.strip().lower())
+    name = os.path.basename(path)
+    source = replace(source, name=name if _ASSET.fullmatch(name) else source.name)     # builds of Python have a +
     version = version or version_of(source.name, engine)
     digest, _, size_bytes = _hash(source)
     if digest != expected:
@@ -71,12 +75,18 @@ def import_engine(client: ControlClient, path: str, sha256: str, engine: str, ve
     return version
 
 
+def engine_of(path: str) -> str:
+    """Return what the file is an archive of, by its name: llama.cpp, uv or Python."""
+    name = os.path.basename(path)
+    return next((engine for engine, pattern in _RELEASES.items() if pattern.fullmatch(name)), LLAMA_CPP)
+
+
 def version_of(file_name: str, engine: str) -> str:
     """Return the version in a release archive's own file name, as llama-b10991-bin-ubuntu-x64.tar.gz."""
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r:.60}", hint="known: " + ", ".join(ENGINES))
-    found = _RELEASE.fullmatch(file_name)
-    if engine != LLAMA_CPP or found is None:
+    if engine not in (*ENGINES, *TOOLS):
+        raise UsageError(f"unknown engine {engine!r:.60}", hint="known: " + ", ".join((*ENGINES, *TOOLS)))
+    found = _RELEASES[engine].fullmatch(file_name) if engine in _RELEASES else None
+    if found is None or not found.group(1):
         raise UsageError(f"{file_name}: its name does not tell the version",
                          hint="name it with --version, and keep the release's own file name")
     return found.group(1)

@@ -7,7 +7,6 @@ from typing import List
 from llmgw.api import paths, wire
 from llmgw.ctl import output, watch
 from llmgw.ctl.connection import add_options, connect
-from llmgw.domain.engine import LLAMA_CPP
 from llmgw.domain.view import MirrorView
 
 TITLES = ("NAME", "KIND", "SIZE", "FILES", "DIGEST", "KEPT SINCE")
@@ -24,11 +23,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--name", required=True, help="the model is mirror:NAME in server.yaml then")
     model.set_defaults(action=_import)
 
-    engine = commands.add_parser("import-engine", help="bring a release archive of an engine in")
+    engine = commands.add_parser("import-engine", help="bring a release archive of an engine, of uv or of Python in")
     engine.add_argument("archive", metavar="ARCHIVE", help="under the release's own file name")
     engine.add_argument("--sha256", metavar="HEX", required=True, help="the digest its publisher gives")
-    engine.add_argument("--engine", default=LLAMA_CPP, help="default: llama.cpp")
-    engine.add_argument("--version", default="", metavar="bNNNN", help="default: taken from the file name")
+    engine.add_argument("--engine", default="", help="default: by the file name, llama.cpp, uv or python")
+    engine.add_argument("--version", default="", metavar="V", help="default: taken from the file name")
     engine.set_defaults(action=_import_engine)
     for each in (listing, model, engine):
         add_options(each)
@@ -66,7 +65,8 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _import_engine(options: argparse.Namespace) -> int:
-    from llmgw.ctl.importing import import_engine
-    version = import_engine(connect(options), options.archive, options.sha256, options.engine, options.version)
-    output.say(f"{options.engine} {version}: in the mirror; nodes that want it install it now")
+    from llmgw.ctl.importing import engine_of, import_engine
+    engine = options.engine or engine_of(options.archive)
+    version = import_engine(connect(options), options.archive, options.sha256, engine, options.version)
+    output.say(f"{engine} {version}: in the mirror; nodes that want it install it now")
     return 0

@@ -88,3 +88,12 @@ class EngineObserved:
     total_bytes: Optional[int] = None
     devices: Tuple[str, ...] = ()
     since: float = 0.0        # wall clock of the node, for display only
+
+
+@dataclass(frozen=True)
+class PackageList:
+    """The packages of an engine as a node found them itself, offered as the fleet's list."""
+
+    node: str
+    as_of: str
+    text: str

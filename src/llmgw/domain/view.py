@@ -121,6 +121,20 @@ class EngineArchive:
 
 
 @dataclass(frozen=True)
+class LockView:
+    """The fleet's list of packages for an engine on one platform. ``sha256`` empty: a new one is to be made."""
+
+    engine: str
+    version: str
+    platform: str
+    as_of: str                # the packages are those that there were then
+    sha256: str = ""
+    packages: int = 0
+    source: str = ""          # "llmgw" for one that came with it, or node/NAME
+    made_at: float = 0.0
+
+
+@dataclass(frozen=True)
 class MirrorView:
     """What the mirror holds, and what is under way."""
 

@@ -10,7 +10,8 @@ from llmgw.engines import sglang, vllm
 
 # uv's and pip's own; a .pth file runs at every start of Python, so whatever else brings one is looked at by a person.
 _PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth"))
-_ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+ARCHES = ("x86_64", "aarch64")
+_SPELLINGS = {**{arch: arch for arch in ARCHES}, "amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ RECIPES: Dict[str, Recipe] = {
 def machine(arch: str) -> str:
     """Return the processor type as wheels and releases spell it; RequirementMissing when they know none such."""
     try:
-        return _ARCHES[arch]
+        return _SPELLINGS[arch]
     except KeyError:
         raise RequirementMissing(f"there are no packages for processors of type {arch or 'unknown'}",
                                  hint="bring an environment of your own: engines in agent.yaml") from None

@@ -12,9 +12,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.engine import Asset
 from llmgw.domain.errors import ParseError, RequirementMissing
+from llmgw.parse import utc
 
 MAX_BYTES = 16 << 20
-MAX_ASSETS = 1000
+MAX_ASSETS = 1000         # GitHub takes no more
 FIRST_CUDA_BUILD = 11026  # the oldest tag seen with Linux CUDA archives
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
@@ -41,6 +42,7 @@ class Release:
     assets: Tuple[Asset, ...]
     urls: Dict[str, str]
     undigested: Tuple[str, ...] = ()
+    published_at: str = ""    # UTC
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,21 @@ class Picked:
 
 def parse(data: bytes, tag: str) -> Release:
     """Return the release in GitHub's JSON; ParseError when it is not ``tag``, or has no file with a sha256."""
+    return _release(tag, _decoded(data, tag)["assets"])
+
+
+def dated(data: bytes, tag: str) -> Release:
+    """Return when the release in GitHub's JSON was published, and none of its files: they come from elsewhere."""
+    found = _decoded(data, tag)
+    if found.get("draft"):
+        raise ParseError(f"release {tag}: it is not published yet")
+    try:
+        return Release(tag, (), {}, published_at=utc.normal(found.get("published_at") or ""))
+    except ParseError:
+        raise ParseError(f"release {tag}: the answer does not say when it was published") from None
+
+
+def _decoded(data: bytes, tag: str) -> Dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise ParseError(f"release {tag}: an answer of {len(data)} bytes")
     try:
@@ -64,7 +81,7 @@ def parse(data: bytes, tag: str) -> Release:
         raise ParseError(f"release {tag}: the answer does not describe this release")
     if len(found["assets"]) > MAX_ASSETS:
         raise ParseError(f"release {tag}: it lists {len(found['assets'])} files")
-    return _release(tag, found["assets"])
+    return found
 
 
 def _release(tag: str, entries: List[Any]) -> Release:

@@ -6,8 +6,10 @@ import threading
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Tuple
 
-from llmgw.domain.engine import Asset, EngineWanted
+from llmgw.domain.engine import PYTHON, PYTHON_ENGINES, TOOL_VERSIONS, UV, Asset, EngineWanted, Tool
 from llmgw.domain.errors import LlmgwError, NotFound, TryAgain
+from llmgw.engines import recipes
+from llmgw.server.engine_locks import EngineLocks
 from llmgw.server.mirror import Mirror
 
 log = logging.getLogger(__name__)
@@ -25,25 +27,47 @@ class _Fetch:
 
 
 class EngineAssets:
-    """``releases`` asks the internet; None in a build, or on a site, without it."""
+    """``releases`` asks the internet; None in a build, or on a site, without it.
 
-    def __init__(self, mirror: Mirror, releases: Optional[Any]) -> None:
-        self._mirror, self._releases = mirror, releases
+    ``has_gpus``: some node has one. Until then nobody is asked about engines that need one.
+    """
+
+    def __init__(self, mirror: Mirror, releases: Optional[Any], locks: EngineLocks) -> None:
+        self._mirror, self._releases, self.locks = mirror, releases, locks
+        self.has_gpus = False
         self._lock = threading.Lock()
         self._fetches: Dict[Tuple[str, str, str], _Fetch] = {}
 
     def wanted(self, engine: EngineWanted) -> EngineWanted:
         """Return the engine with the list of its archives, as far as it is known now. Never waits."""
+        if engine.name in PYTHON_ENGINES:
+            return self._python_engine(engine) if self.has_gpus else engine
+        assets, problem = self._assets(engine.name, engine.version)
+        return replace(engine, assets=assets, assets_problem=problem)
+
+    def _python_engine(self, engine: EngineWanted) -> EngineWanted:
+        """Return the engine with the date and lists of its packages, and with what makes its environment."""
+        versions = {**TOOL_VERSIONS, **{tool.name: tool.version for tool in engine.tools}}
+        tools = []
+        for name, version in versions.items():
+            assets, problem = self._assets(name, version)
+            fitting = tuple(asset for asset in assets if asset.name in _tool_files(name, version))
+            if assets and not fitting:
+                problem = f"the release of {name} {version} has no archive for Linux"
+            tools.append(Tool(name, version, fitting, problem))
+        return replace(self.locks.complete(engine), tools=tuple(tools))
+
+    def _assets(self, name: str, version: str) -> Tuple[Tuple[Asset, ...], str]:
+        """Return the files of a release, imported ones instead of its own, or why there are none."""
         assets: Dict[str, Asset] = {}
         problem = "this build cannot ask for releases"
         if self._releases is not None:
-            listed, problem = self._releases.assets(engine.name, engine.version)
+            listed, problem = self._releases.assets(name, version)
             assets.update((asset.name, asset) for asset in listed)
         imported = [archive.asset for archive in self._mirror.archives()
-                    if (archive.engine, archive.version) == (engine.name, engine.version)]
+                    if (archive.engine, archive.version) == (name, version)]
         assets.update((asset.name, asset) for asset in imported)
-        return replace(engine, assets=tuple(assets[name] for name in sorted(assets)),
-                       assets_problem="" if assets else problem)
+        return tuple(assets[name] for name in sorted(assets)), "" if assets else problem
 
     def open(self, engine: str, version: str, name: str) -> Tuple[Any, str]:
         """Return (open file, sha256) of an archive; it is fetched when the first node asks.
@@ -95,3 +119,11 @@ class EngineAssets:
             fetch.error = TryAgain(f"{key[2]}: the fetch failed inside the server, its log has the details")
         finally:
             fetch.done.set()
+
+
+def _tool_files(name: str, version: str) -> List[str]:
+    """Return the names of those files of a tool's release that a node may need."""
+    if name == UV:
+        return [recipes.uv_archive(arch) for arch in recipes.ARCHES]
+    assert name == PYTHON
+    return [file for arch in recipes.ARCHES for file in recipes.python_archives(version, arch)]

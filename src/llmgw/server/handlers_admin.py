@@ -9,8 +9,9 @@ from llmgw.api import paths, wire
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import Conflict, ParseError
 from llmgw.domain.model import Weights
-from llmgw.domain.view import MirrorView
+from llmgw.domain.view import LockView, MirrorView
 from llmgw.server import plan
+from llmgw.server.handlers_fleet import wanted_python_engine
 from llmgw.server.loop import Parts, Reconciler
 from llmgw.server.mirror import Mirror
 from llmgw.server.store_sqlite import SqliteStore
@@ -46,6 +47,8 @@ class AdminHandlers:
             Route("DELETE", paths.MIRROR_MODEL, ADMIN, self.remove_model),
             Route("PUT", paths.MIRROR_ENGINE, ADMIN, self.put_archive),
             Route("DELETE", paths.MIRROR_ENGINE, ADMIN, self.remove_archive),
+            Route("GET", paths.ENGINE_LOCKS, READERS, self.locks),
+            Route("DELETE", paths.ENGINE_LOCKS, ADMIN, self.relock),
             Route("POST", paths.PLAN, ADMIN, self.plan, CONFIG_BYTES),
             Route("POST", paths.APPLY, ADMIN, self.apply),
             Route("GET", paths.BACKUP, ADMIN, self.backup),
@@ -53,6 +56,16 @@ class AdminHandlers:
 
     def keys(self, request: Request) -> Response:
         return json_response({"items": [wire.KEY_VIEW.encode(key) for key in self._parts.tokens.keys()]})
+
+    def locks(self, request: Request) -> Response:
+        engine = wanted_python_engine(self._parts, request.args["engine"], request.args["version"])
+        return _locks(self._parts.engines.locks.views(engine))
+
+    def relock(self, request: Request) -> Response:
+        engine = wanted_python_engine(self._parts, request.args["engine"], request.args["version"])
+        gone = self._parts.engines.locks.relock(engine)
+        self._parts.nodes.poke.set()
+        return _locks(gone)
 
     def make_key(self, request: Request) -> Response:
         data = _object(request)
@@ -201,3 +214,7 @@ def _size(data: Mapping[str, Any]) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ParseError("size_bytes must be a whole number")
     return size
+
+
+def _locks(found: List[LockView]) -> Response:
+    return json_response({"items": [wire.LOCK_VIEW.encode(view) for view in found]})

@@ -1,11 +1,12 @@
 """Routes of agents and routers: heartbeats, logs, blobs, archives, the routing table."""
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Mapping
 
 from llmgw.api import paths, wire
 from llmgw.domain.digest import sha256_hex
-from llmgw.domain.errors import ParseError
+from llmgw.domain.engine import PYTHON_ENGINES, EngineWanted
+from llmgw.domain.errors import NotFound, ParseError
 from llmgw.domain.names import check_name
 from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.loop import Parts, Reconciler
@@ -13,6 +14,7 @@ from llmgw.server.mirror import Mirror
 from llmgw.system.routes import Request, Response, Route
 
 HEARTBEAT_BYTES = 4 << 20
+LOCK_BYTES = 8 << 20
 MOST_WAIT_SECONDS = 30.0
 BINARY = "application/octet-stream"
 
@@ -29,6 +31,8 @@ class FleetHandlers:
             Route("POST", paths.LOG_TAIL, ("node",), self.log_tail),
             Route("GET", paths.BLOB, ("node", "admin"), self.blob),
             Route("GET", paths.ENGINE_ASSET, ("node", "admin"), self.engine_asset),
+            Route("GET", paths.ENGINE_LOCK, ("node", "viewer", "admin"), self.lock),
+            Route("PUT", paths.ENGINE_LOCK, ("node",), self.propose_lock, LOCK_BYTES),
             Route("GET", paths.ROUTES, ("router", "admin"), self.table),
             Route("POST", paths.ROUTER_REPORT, ("router",), self.report),
         ]
@@ -54,9 +58,24 @@ class FleetHandlers:
         args, engines = request.args, self._parts.engines
         assert isinstance(engines, EngineAssets)
         for name in ("engine", "version", "asset"):
-            check_name(args[name], name)
+            check_name(args[name].replace("+", "-"), name)   # builds of Python have one
         file, digest = engines.open(args["engine"], args["version"], args["asset"])
         return Response(file=file, content_type=BINARY, etag=digest)
+
+    def lock(self, request: Request) -> Response:
+        engine = self._engine(request.args)
+        text = self._parts.engines.locks.text(engine, request.args["platform"])
+        return Response(body=text.encode("ascii"), content_type="text/plain; charset=utf-8")
+
+    def propose_lock(self, request: Request) -> Response:
+        given = wire.PACKAGE_LIST.decode(request.json(), "list of packages")
+        kept = self._parts.engines.locks.propose(self._engine(request.args), request.args["platform"], given.as_of,
+                                                 given.text, check_name(given.node, "node"))
+        self._parts.nodes.poke.set()
+        return _record(wire.LOCK_VIEW, kept)
+
+    def _engine(self, args: Mapping[str, str]) -> EngineWanted:
+        return wanted_python_engine(self._parts, args["engine"], args["version"])
 
     def table(self, request: Request) -> Response:
         after = int(request.number("after", 0, 1 << 53))
@@ -75,3 +94,11 @@ class FleetHandlers:
 
 def _record(codec: Any, value: Any) -> Response:
     return Response(body=wire.dumps(codec, value))
+
+
+def wanted_python_engine(parts: Parts, name: str, version: str) -> EngineWanted:
+    """Return the engine as the configuration wants it; NotFound when it wants none such."""
+    for engine in parts.config.state.current.engines:
+        if (engine.name, engine.version) == (name, version) and name in PYTHON_ENGINES:
+            return engine
+    raise NotFound(f"{name:.60} {version:.60} is not among the wanted engines that are made of packages")

@@ -169,6 +169,7 @@ class Reconciler:
             self._parts.nodes.poke.set()
 
     def _publish(self, rows: List[Replica], verdict: Verdict) -> None:
+        self._parts.engines.has_gpus = any(heard.observed.facts.gpus for heard in self._parts.nodes.heard().values())
         engines = tuple(self._parts.engines.wanted(engine) for engine in self._parts.config.state.current.engines)
         shards: Dict[str, List[ShardWanted]] = {name: [] for name in verdict.nodes}
         for row in rows:

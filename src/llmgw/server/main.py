@@ -13,6 +13,7 @@ from llmgw.domain.errors import UsageError
 from llmgw.server import page, records
 from llmgw.server.config import ConfigFile, ConfigWatch, Loaded
 from llmgw.server.engine_assets import EngineAssets
+from llmgw.server.engine_locks import EngineLocks
 from llmgw.server.events import Events
 from llmgw.server.handlers_admin import AdminHandlers
 from llmgw.server.handlers_fleet import FleetHandlers
@@ -103,7 +104,8 @@ class Server:
         parts = self.parts = Parts(
             store=self._store, clock=clock, config=ConfigWatch(config, loaded, self._store, events, rows),
             nodes=self._nodes, routers=Routers(clock), events=events,
-            sources=Sources(self._store, mirror, self._hub, poke), engines=EngineAssets(mirror, self._releases),
+            sources=Sources(self._store, mirror, self._hub, poke),
+            engines=EngineAssets(mirror, self._releases, EngineLocks(self._store, clock, events, self._releases)),
             tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows)
         self._reconciler = Reconciler(parts)
         numbers = HttpNumbers()

@@ -15,7 +15,7 @@ from typing import BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
 
 from llmgw.api import paths, wire
 from llmgw.domain.digest import blob_path, fingerprint, sha256_hex
-from llmgw.domain.engine import ENGINES, Asset
+from llmgw.domain.engine import ENGINES, TOOLS, Asset
 from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.names import check_name
@@ -234,10 +234,10 @@ class Mirror:
     def register_archive(self, engine: str, version: str, name: str, sha256: str, size_bytes: int,
                          source: str = "import") -> EngineArchive:
         """Keep an uploaded blob as a file of an engine's release."""
-        if engine not in ENGINES:
-            raise ParseError(f"unknown engine: {engine:.100}", hint=f"known: {', '.join(ENGINES)}")
+        if engine not in (*ENGINES, *TOOLS):
+            raise ParseError(f"unknown engine: {engine:.100}", hint=f"known: {', '.join((*ENGINES, *TOOLS))}")
         for text, what in ((version, "version"), (name, "archive name")):
-            check_name(text, what)
+            check_name(text.replace("+", "-"), what)         # builds of Python have one
             if "/" in text:
                 raise ParseError(f"{what} {text!r:.100} is not a flat name")
         digest = sha256_hex(sha256)

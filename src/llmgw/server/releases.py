@@ -9,8 +9,9 @@ from typing import Callable, Dict, Optional, Tuple
 from urllib.parse import quote
 
 from llmgw.domain.digest import blob_path, sha256_hex
-from llmgw.domain.engine import LLAMA_CPP, Asset
+from llmgw.domain.engine import LLAMA_CPP, PYTHON, UV, Asset
 from llmgw.domain.errors import DownloadFailed, LlmgwError, NotFound, TryAgain, Unreachable
+from llmgw.engines.recipes import RECIPES
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Release
 from llmgw.system import download
@@ -19,7 +20,7 @@ from llmgw.system.internet import Internet, RateLimited, WebPage
 log = logging.getLogger(__name__)
 
 API = "https://api.github.com"
-REPOSITORIES = {LLAMA_CPP: "ggml-org/llama.cpp"}
+REPOSITORIES = {LLAMA_CPP: "ggml-org/llama.cpp", UV: "astral-sh/uv", PYTHON: "astral-sh/python-build-standalone"}
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0, 600.0)
 TRIES = 5
 RESERVE_BYTES = 256 << 20     # kept free on the disk that holds the store
@@ -49,19 +50,27 @@ class Releases:
         """Return the release's files as far as they are known, and in words why there are none, at once."""
         if engine not in REPOSITORIES:
             return (), ""
-        key = (engine, version)
+        release, problem = self._look((engine, version), f"the files of {engine} {version}")
+        return (release.assets, _left_out(release)) if release is not None else ((), problem)
+
+    def published(self, engine: str, version: str) -> Tuple[str, str]:
+        """Return when a version was published (UTC), or in words why that is not known, at once."""
+        release, problem = self._look((engine, version), f"the date of {engine} {version}")
+        return (release.published_at, "") if release is not None else ("", problem)
+
+    def _look(self, key: Key, what: str) -> Tuple[Optional[Release], str]:
+        """Return what is known of a release, or why not; asks in the background when it is time to."""
         with self._lock:
             if key in self._known:
-                release = self._known[key]
-                return release.assets, _left_out(release)
+                return self._known[key], ""
             error, _, at = self._failed.get(key, (None, 0, 0.0))
             wait = at - time.monotonic()
             if key not in self._asking and wait <= 0 and not self._stop.is_set():
                 self._asking[key] = threading.Event()
-                threading.Thread(target=self._ask, args=(key,), name=f"release-{version}", daemon=True).start()
+                threading.Thread(target=self._ask, args=(key,), name=f"release-{key[1]}", daemon=True).start()
         if error is None:
-            return (), f"{_host(self._api)} is being asked for the files of {engine} {version}"
-        return (), f"the files of {engine} {version} are not known: {error.message}"
+            return None, f"{_host(self._api)} is being asked for {what}"
+        return None, f"{what} {'are' if 'files' in what else 'is'} not known: {error.message}"
 
     def fetch(self, engine: str, version: str, asset_name: str,
               progress: Optional[Callable[[int], None]] = None) -> str:
@@ -127,14 +136,16 @@ class Releases:
             log.info("release known engine=%s version=%s files=%d", *key, len(release.assets))
 
     def _answer(self, engine: str, version: str) -> Release:
-        url = f"{self._api}/repos/{REPOSITORIES[engine]}/releases/tags/{quote(version, safe='')}"
+        tag = _tag(engine, version)
+        repository = RECIPES[engine].repository if engine in RECIPES else REPOSITORIES[engine]
+        url = f"{self._api}/repos/{repository}/releases/tags/{quote(tag, safe='')}"
         try:
             answer = self._internet.get(url, headers={"Accept": "application/vnd.github+json",
                                                       "X-GitHub-Api-Version": "2022-11-28"})
         except NotFound:
             raise NotFound(f"{engine} has no release {version}",
                            hint="check the version under engines: in server.yaml") from None
-        return github_release.parse(answer.body, version)
+        return github_release.dated(answer.body, tag) if engine in RECIPES else github_release.parse(answer.body, tag)
 
     def _note_failure(self, key: Key, found: Optional[LlmgwError]) -> None:
         error = found or TryAgain("the question ended by a fault of its own; see the server's log")
@@ -163,6 +174,13 @@ class Releases:
             with self._lock:
                 self._activity.pop(asset.sha256, None)
         log.info("fetched asset=%s", asset.name)
+
+
+def _tag(engine: str, version: str) -> str:
+    """Return the tag of a version; builds of Python are tagged by their date only."""
+    if engine in RECIPES:
+        return f"v{version}"
+    return version.partition("+")[2] if engine == PYTHON else version
 
 
 def fetch_patiently(internet: Internet, url: str, target: str, sha256: str, size: int,

@@ -127,6 +127,12 @@ def test_a_missing_library_names_its_package_and_the_command():
         "libgomp.so.1 is missing: package libgomp1 brings it", "apt-get install -y libgomp1")
 
 
+def test_a_library_of_the_engine_itself_is_in_no_package():
+    found = libraries(Library("libllama.so.0"), Library("libgomp.so.1"))
+    assert found.message == "libllama.so.0 is missing, a file of the engine itself" and "put it back" in found.hint
+    assert requirements.package_plan(LLAMA, WAYS, [Library("libggml-base.so.0")]) is None
+
+
 def test_a_library_that_is_too_old_is_mended_by_no_package():
     found = libraries(*OLD)
     assert found.message == ("libgomp.so.1 is missing; libc.so.6 is too old (needs GLIBC_2.38); "

@@ -59,6 +59,13 @@ def test_stand_in_a_library_of_the_install_or_of_the_driver_is_not_missed_and_ot
     assert engine.lacking(StandIn(ldd=said), engine.elves(str(tmp_path))) == (Library("libgomp.so.1"),)
 
 
+def test_stand_in_a_link_to_a_library_that_is_gone_is_missed(tmp_path):
+    built(tmp_path)
+    (tmp_path / "libllama.so.0").symlink_to("libllama.so.0.4")
+    said = Outcome(0, "\tlibllama.so.0 => not found\n", "")
+    assert engine.lacking(StandIn(ldd=said), engine.elves(str(tmp_path))) == (Library("libllama.so.0"),)
+
+
 def see(tmp_path, facts=NodeFacts(), **answers):
     return engine.must_see_cuda(StandIn(**answers), str(tmp_path / "llama-server"), "llama.cpp b11026", facts)
 

@@ -74,7 +74,7 @@ class Prover:
     def _install_packages(self, program: Program, lacking: Sequence[Library], report: Report) -> bool:
         """Install what brings the libraries; whether there was anything to install."""
         machine = self._machine()
-        plan = requirements.package_plan(machine.ways, lacking)
+        plan = requirements.package_plan(NEEDS.get(program.name, Needs()), machine.ways, lacking)
         if plan is None or not plan.argv:
             return False
         report(EnginePhase.INSTALLING_PACKAGES, f"installing {', '.join(plan.packages)} with {plan.argv[0]}: "

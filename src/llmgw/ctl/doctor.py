@@ -112,7 +112,7 @@ class Doctor:
 
     def warnings(self) -> List[str]:
         """Return what troubles the machine as a whole."""
-        found = list(self.facts.warnings)
+        found = [warning for warning in self.facts.warnings if warning != machine.NO_AVX2]   # each engine tells
         if any(os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK) for place in (
                 self.folder, self._engines)):
             found.append(f"{self.folder} cannot be read by this user: run this as the user that runs the agent")

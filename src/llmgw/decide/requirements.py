@@ -13,6 +13,8 @@ NO_GPU = "no GPU that it could use"
 UNPACKED = 4                # an archive and what comes out of it take at most this many times its size
 OWN_BUILD = "a build made for this system (engines: in agent.yaml)"
 DISK = "disk"
+NO_AVX2 = ("the processor shows no AVX2 (a VM processor type?): it makes everything about five times slower",
+           "choose the processor type 'host' in the hypervisor")
 _LOADERS = ("ld-linux", "ld64.so")     # glibc's own: where it is missing, the C library is another one
 
 
@@ -65,8 +67,7 @@ def vectors(needs: Needs, machine: Machine) -> Requirement:
         return _unknown("AVX2", "what the processor can do")
     if "avx2" in facts.vector_extensions:
         return _ok("AVX2", "the processor has it")
-    return Requirement("AVX2", Status.WARNING, "the processor shows no AVX2 (a VM processor type?): it makes "
-                       "everything about five times slower", "choose the processor type 'host' in the hypervisor")
+    return Requirement("AVX2", Status.WARNING, *NO_AVX2)
 
 
 def gpu(needs: Needs, machine: Machine) -> Requirement:
@@ -144,7 +145,11 @@ def libraries(needs: Needs, machine: Machine) -> Requirement:
         return _not_asked("libraries", "nothing is installed that ldd could be asked about")
     if not lacking:
         return _ok("libraries", "ldd finds them all" if machine.installed else "the usual ones are here")
-    plan = package_plan(machine.ways, lacking)
+    if any(_is_own(needs, item) for item in lacking):
+        gone = [item for item in lacking if _is_own(needs, item)]
+        return _missing("libraries", "; ".join(item.sentence for item in gone) + ", a file of the engine itself",
+                        "put it back, or remove the folder of this version: it is installed anew then")
+    plan = package_plan(needs, machine.ways, lacking)
     if plan is not None:
         return _missing("libraries", packages.sentence(lacking, plan), plan.by_hand)
     if _is_for_glibc(lacking):
@@ -154,11 +159,15 @@ def libraries(needs: Needs, machine: Machine) -> Requirement:
     return _missing("libraries", "; ".join(item.sentence for item in lacking), too_old_hint(machine))
 
 
-def package_plan(ways: packages.Ways, lacking: Sequence[Library]) -> Optional[packages.Plan]:
+def package_plan(needs: Needs, ways: packages.Ways, lacking: Sequence[Library]) -> Optional[packages.Plan]:
     """Return how packages would bring all of ``lacking``; None when none mends that."""
-    if _is_for_glibc(lacking) or any(item.needs for item in lacking):
+    if _is_for_glibc(lacking) or any(item.needs or _is_own(needs, item) for item in lacking):
         return None
     return packages.for_libraries(ways, lacking)
+
+
+def _is_own(needs: Needs, library: Library) -> bool:
+    return bool(needs.own) and library.name.startswith(needs.own)
 
 
 def _is_for_glibc(lacking: Sequence[Library]) -> bool:

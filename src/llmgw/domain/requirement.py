@@ -49,5 +49,6 @@ class Needs:
     free_bytes_with_gpu: int = 0         # the same, where the build for GPUs is taken
     glibc: str = ""                      # the oldest
     libraries: Tuple[str, ...] = ()      # asked for while nothing is installed that ldd could be asked about
+    own: Tuple[str, ...] = ()            # what the names of its own libraries begin with
     compiler: bool = False               # gcc and the C library's headers
     avx2: bool = False                   # runs without, much slower

@@ -10,7 +10,8 @@ NEEDS: Dict[str, Needs] = {
     # The CPU archive is 18 MB and unpacks to 100 MB; the CUDA build and its runtime are 770 MB and 2 GB.
     LLAMA_CPP: Needs(processors=("x86_64", "amd64", "aarch64", "arm64", "s390x"), free_bytes=500 * 10**6,
                      free_bytes_with_gpu=4 * 10**9, avx2=True,
-                     libraries=("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1")),
+                     libraries=("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1"),
+                     own=("libggml", "libllama", "libmtmd")),
     # 0.30.0 is built for CUDA 13. Its own wheel asks for glibc 2.28, but llguidance has none for less than 2.31.
     VLLM: Needs(processors=("x86_64", "aarch64"), gpu=True, driver="580", compute_capability="7.5",
                 free_bytes=25 * 10**9, glibc="2.31", compiler=True),

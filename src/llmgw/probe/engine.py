@@ -35,7 +35,7 @@ def lacking(processes: Processes, elves: Sequence[str]) -> Tuple[Library, ...]:
 
     What lies beside them is not missed, and neither is what comes with a driver.
     """
-    own = {name for folder in {os.path.dirname(path) for path in elves} for name in os.listdir(folder)}
+    own = {name for folder in {os.path.dirname(path) for path in elves} for name in _there(folder)}
     found: List[Library] = []
     for path in elves:
         found += ldd.lacks(_ldd(processes, path))
@@ -106,7 +106,7 @@ def why_no_device(processes: Processes, path: str, outcome: Outcome, facts: Node
             text = _ldd(processes, plugin)
         except LlmgwError as error:
             return error.message
-        lacks = [item for item in ldd.lacks(text) if item.name not in os.listdir(folder)]
+        lacks = [item for item in ldd.lacks(text) if item.name not in _there(folder)]
         if lacks:
             return f"its {os.path.basename(plugin)} cannot be loaded: {lacks[0].sentence}" + (
                 ", which comes with the NVIDIA driver" if lacks[0].name in ldd.DRIVER_LIBRARIES else "")
@@ -123,6 +123,11 @@ def why_no_device(processes: Processes, path: str, outcome: Outcome, facts: Node
 def _ldd(processes: Processes, path: str) -> str:
     outcome = processes.run(Command(("ldd", path), env=ENV, cwd="/"), timeout=LDD_SECONDS)
     return outcome.err + "\n" + outcome.out
+
+
+def _there(folder: str) -> List[str]:
+    """Return the names in a folder; a link to what is gone is not there."""
+    return [name for name in os.listdir(folder) if os.path.exists(os.path.join(folder, name))]
 
 
 def _is_elf(path: str) -> bool:

@@ -6,6 +6,7 @@ import platform
 import re
 from typing import Dict, List, Sequence, Tuple
 
+from llmgw.decide import requirements
 from llmgw.domain.node import NodeFacts, OsRelease
 from llmgw.parse.cpuinfo import Cpu, cpuinfo
 from llmgw.parse.os_release import os_release
@@ -16,8 +17,7 @@ from llmgw.system.process import Processes
 QUICK_SECONDS = 5.0
 GPU_SECONDS = 25.0                # two questions of nvidia-smi, and the wait for a driver that loads
 OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
-NO_AVX2 = ("this processor shows no AVX2 (a VM processor type?): it makes everything about five times "
-           "slower; choose the type 'host' in the hypervisor")
+NO_AVX2 = "; ".join(requirements.NO_AVX2)
 
 
 def probe(data_dir: str, *, processes: Processes, exclude_gpus: Sequence[int] = ()) -> NodeFacts:

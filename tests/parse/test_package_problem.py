@@ -19,6 +19,17 @@ from llmgw.parse.package_problem import Why, problem
     ("Failed to obtain the transaction lock (logged in as: root).\nError: Could not run transaction.\n", Why.LOCKED, 0),
     ("Existing lock /var/run/yum.pid: another copy is running as pid 23.\nAnother app is currently holding the yum "
      "lock; exiting as configured by exit_on_lock\n", Why.LOCKED, 23),
+    # dnf 4.14 and zypper 1.14, run
+    ("metadata already locked by 17771\n  The application with PID 17771 is: sh\n    State  : Sleeping\n",
+     Why.LOCKED, 17771),
+    ("Errors during downloading metadata for repository 'base':\n  - Curl error (6): Couldn't resolve host name for "
+     "http://mirror.invalid/base/repodata/repomd.xml [Could not resolve host: mirror.invalid]\nError: Failed to download "
+     "metadata for repo 'base': Cannot download repomd.xml\nIgnoring repositories: base\nNo match for argument: "
+     "libgomp\nError: Unable to find a match: libgomp\n", Why.OFFLINE, 0),
+    ("Retrieving repository 'base' metadata [.error]\nRepository 'base' is invalid.\n - Download (curl) error for "
+     "'http://mirror.invalid/base/content':\nError code: Connection failed\nError message: Could not resolve host: "
+     "mirror.invalid\n'libgomp1' not found in package names. Trying capabilities.\nNo provider of 'libgomp1' found.\n",
+     Why.OFFLINE, 0),
     ("System management is locked by the application with pid 19914 (zypper).\nClose this application before trying "
      "again.\n", Why.LOCKED, 19914),
     ("Err:1 http://mirror.example bookworm/main amd64 libgomp1\n  Temporary failure resolving 'mirror.example'\n"

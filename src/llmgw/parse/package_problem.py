@@ -30,7 +30,7 @@ class Problem:
     pid: int = 0                  # who holds the lock, where it is said
 
 
-_PID = re.compile(r"(?:process|pid|PID)[: ]+(?:with pid )?(\d{1,9})")
+_PID = re.compile(r"(?:(?:process|pid|PID)[: ]+(?:with pid )?|already locked by )(\d{1,9})")
 _PATTERNS: Tuple[Tuple[Why, "re.Pattern[str]"], ...] = tuple((why, re.compile(text, re.IGNORECASE)) for why, text in (
     (Why.NOT_ROOT, r"are you root\?|has to be run (with|under) .*(superuser|root)|requires superuser|"
                    r"root privileges are required|you need to be root"),

@@ -10,14 +10,15 @@ from typing import List, Optional, Protocol, Sequence, TypeVar
 LOAD_FACTOR = 1.25            # of its share, that a home may have
 KV_FULL = 0.9
 KV_WEIGHT = 0.15
-_MASK = (1 << 64) - 1
-_ODD = 0x9E3779B97F4A7C15     # 2^64 / golden ratio: the upper bits of the product depend on all of the factor's
+# 30 bits are one digit of Python's integers; the upper bits of the product depend on all of the factor's.
+_MASK = (1 << 30) - 1
+_ODD = 0x2545F491
 
 
 class Candidate(Protocol):
     """What the choice looks at; the router's replicas have these."""
 
-    seed: int                 # 64 bits of the replica's id
+    seed: int                 # 30 bits of the replica's id
     slots: int                # requests it runs at once
     in_flight: int            # this router's own, now
     queue: Optional[float]    # running + waiting as last read; None: unknown
@@ -29,7 +30,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 def choose(candidates: Sequence[C], affinity: int, sticky: bool) -> C:
-    """Return the replica for a request; ``affinity`` breaks ties and, where ``sticky``, names a home."""
+    """Return the replica for a request; ``affinity`` (30 bits) breaks ties and, where ``sticky``, names a home."""
     if len(candidates) == 1:
         return candidates[0]
     counts = requests(candidates)
@@ -47,13 +48,13 @@ def choose(candidates: Sequence[C], affinity: int, sticky: bool) -> C:
 
 def requests(candidates: Sequence[C]) -> List[float]:
     """Return how many requests each has, all in the same unit."""
-    counts = []
+    counts: List[float] = []
     for item in candidates:
         if item.queue is None:
-            return [float(other.in_flight) for other in candidates]
+            return [other.in_flight for other in candidates]
         # what was read, corrected by what we have sent and got back since
         count = item.queue + item.in_flight - item.in_flight_then
-        counts.append(count if count > item.in_flight else float(item.in_flight))
+        counts.append(count if count > item.in_flight else item.in_flight)
     return counts
 
 

@@ -58,32 +58,32 @@ def with_model(body: bytes, name: str) -> bytes:
 
 
 def _parsed(text: str, body: bytes) -> Any:
-    # What two readers may take differently needs every pair: repeated keys, and keys
-    # that are refused, also when they are spelled with escapes.
-    careful = (body.count(b'"model"') != 1 or b"\\u00" in body or b"n_discard" in body
-               or b"prompt_embeds" in body)
+    try:
+        # Only the outermost key can be the one "model" there is, unless a key is spelled with escapes.
+        if not text.startswith("{") or body.count(b'"model"') != 1 or b"\\u00" in body:
+            return _parsed_by_pairs(text)
+        data, end = _SCAN(text, 0)                # what json.loads does, without its three layers
+        if end != len(text) and _skip(text, end) != len(text):
+            raise BadBody("the body is not JSON: something follows its end")
+        return _parsed_by_pairs(text) if "n_discard" in data or "prompt_embeds" in data else data
+    except RecursionError:
+        raise BadBody("the body is nested too deeply") from None
+    except StopIteration as error:
+        raise BadBody(f"the body is not JSON: no value at character {error.value}") from None
+    except ValueError as error:
+        raise BadBody(f"the body is not JSON: {str(error)[:120]}") from None
+
+
+def _parsed_by_pairs(text: str) -> Any:
+    """Return the value in ``text``; refuse what two readers could take differently, and the deny-list."""
     outermost: List[Tuple[str, Any]] = []
 
     def remember(pairs: List[Tuple[str, Any]]) -> Any:
-        outermost[:] = pairs
+        outermost[:] = pairs                      # the last call is for the outermost object
         return dict(pairs)
 
-    try:
-        if careful:
-            data = json.loads(text, object_pairs_hook=remember)
-        elif text.startswith("{"):            # what json.loads does, without its three layers
-            data, end = _SCAN(text, 0)
-            if end != len(text) and _skip(text, end) != len(text):
-                raise BadBody("the body is not JSON: something follows its end")
-        else:
-            data = json.loads(text)
-    except StopIteration as error:
-        raise BadBody(f"the body is not JSON: no value at character {error.value}") from None
-    except RecursionError:
-        raise BadBody("the body is nested too deeply") from None
-    except ValueError as error:
-        raise BadBody(f"the body is not JSON: {str(error)[:120]}") from None
-    if careful and type(data) is dict:
+    data = json.loads(text, object_pairs_hook=remember)
+    if type(data) is dict:
         _refuse(outermost)
     return data
 

@@ -183,7 +183,7 @@ class Router(Application):
 
     def next_turn(self) -> int:
         self._turn += 1
-        return self._turn * 0x9E3779B1
+        return (self._turn * 0x9E3779B1 & 0xFFFFFFFF) >> 2
 
     # Looking after itself.
 

@@ -30,7 +30,8 @@ AVOID_SECONDS = 1.0
 MAX_BUSY_SECONDS = 30.0
 ERROR_BODY_BYTES = 1 << 20
 _COUNTED_FAILURES = frozenset((500, 502, 504))
-_USAGE = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*([0-9]{1,12})')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{\s*"prompt_tokens"\s*:\s*([0-9]{1,12})\s*,\s*"completion_tokens"\s*:\s*([0-9]{1,12})')
+_COUNT = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*([0-9]{1,12})')    # in any other order
 
 
 class Endpoint:
@@ -89,9 +90,9 @@ class Flow(Owner):
     def _set_affinity(self, prefix: str) -> None:
         session = self.request.head.headers.get(b"x-session-id")
         if session:
-            self.affinity, self.sticky = zlib.crc32(session), True
+            self.affinity, self.sticky = zlib.crc32(session) >> 2, True
         elif prefix:
-            self.affinity, self.sticky = zlib.crc32(prefix.encode("utf-8", "surrogatepass")), True
+            self.affinity, self.sticky = zlib.crc32(prefix.encode("utf-8", "surrogatepass")) >> 2, True
         else:
             self.affinity, self.sticky = self.router.next_turn(), False
 
@@ -196,9 +197,15 @@ class Flow(Owner):
                 tokens[1] += usage[1]
             return
         at = lease.last.rfind(b'"usage"')         # a copy is read; the answer itself has passed on
-        if at >= 0:
-            for kind, count in _USAGE.findall(lease.last, at, at + 512):
-                tokens[0 if kind == b"prompt" else 1] += int(count)
+        if at < 0:
+            return
+        usual = _USAGE.match(lease.last, at)
+        if usual is not None:
+            tokens[0] += int(usual.group(1))
+            tokens[1] += int(usual.group(2))
+            return
+        for kind, count in _COUNT.findall(lease.last, at, at + 512):
+            tokens[0 if kind == b"prompt" else 1] += int(count)
 
     # Another try.
 

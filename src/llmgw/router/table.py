@@ -26,7 +26,7 @@ class Replica(Target):
         self.secret = key.encode("latin-1")
         self.engine = _engine(routed.engine)
         self.breaker = Breaker()
-        self.seed = int.from_bytes(hashlib.sha256(routed.id.encode()).digest()[:8], "big")
+        self.seed = int.from_bytes(hashlib.sha256(routed.id.encode()).digest()[:4], "big") >> 2
         self.queue: Optional[float] = None
         self.in_flight_then = 0
         self.kv_used: Optional[float] = None

@@ -17,7 +17,7 @@ from llmgw.agent.prove import Program, Prover, Report
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.engine import Asset, EnginePhase, EngineWanted
-from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, StorageError
+from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, StorageError, UnsafeArchive
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Picked
 from llmgw.probe import engine
@@ -122,6 +122,9 @@ class Installer:
             raise DiskFull(f"no space left in {os.path.dirname(folder)} to unpack {asset.name}: "
                            f"{(free + RESERVE_BYTES) / 1e6:.1f} MB are free, of which {RESERVE_BYTES / 1e6:.1f} MB are kept",
                            hint=f"free some space on the filesystem of {os.path.dirname(folder)}") from None
+        except UnsafeArchive as error:
+            error.hint = "bring the release's own archive: llmgw ctl mirror import-engine ARCHIVE --sha256 HEX"
+            raise
 
     def _rename(self, built: str, final: str) -> None:
         files.remove(final)               # without its marker it was never whole

@@ -189,9 +189,11 @@ def upload(client: ControlClient, source: Source, digest: str, size_bytes: int) 
     """Send what the server lacks of a file, from where an earlier try ended, and have it verified."""
     where = paths.fill(paths.UPLOAD, digest=digest)
     state = client.json("GET", where)
-    if state["complete"]:
+    if state["complete"] and _is_kept_whole(client, source, digest, size_bytes):
         output.say(f"{source.name}: the server has it already")
         return
+    if state["complete"]:
+        state = client.json("GET", where)
     at = int(state["received_bytes"])
     if at:
         output.say(f"{source.name}: goes on at {output.size(at)}")
@@ -205,6 +207,19 @@ def upload(client: ControlClient, source: Source, digest: str, size_bytes: int) 
     progress.done()
     client.json("POST", paths.fill(paths.UPLOAD_FINISH, digest=digest), {"size_bytes": size_bytes},
                 timeout=FINISH_TIMEOUT_SECONDS)
+
+
+def _is_kept_whole(client: ControlClient, source: Source, digest: str, size_bytes: int) -> bool:
+    """Let the server read again what it has; a blob that rotted on its disk is gone after that."""
+    try:
+        client.json("POST", paths.fill(paths.UPLOAD_FINISH, digest=digest), {"size_bytes": size_bytes},
+                    timeout=FINISH_TIMEOUT_SECONDS)
+        return True
+    except ApiError as error:
+        if error.reason != DigestMismatch.reason:
+            raise
+        output.say(f"{source.name}: what the server had of it was damaged, it is sent again")
+        return False
 
 
 def _send_piece(client: ControlClient, where: str, at: int, piece: bytes) -> int:

@@ -125,6 +125,7 @@ class Mirror:
         part, path, name = self._part(digest), self._part_path(digest), sha256_hex(digest)
         with part.lock:
             if self.has(digest):
+                self._check_blob(name)
                 return
             size = self._part_size(digest)
             if size != size_bytes:
@@ -139,6 +140,14 @@ class Mirror:
             self.adopt(path, name)
         with self._lock:
             self._parts.pop(name, None)
+
+    def _check_blob(self, name: str) -> None:
+        """Read a blob that is here: one that rotted on the disk is thrown away, so that it can come again."""
+        actual = hashing.hash_file(self.path(name))[0]
+        if actual != name:
+            files.remove(self.path(name))
+            self._chunks.pop(name, None)
+            raise DigestMismatch("the blob in the mirror", expected=name, actual=actual)
 
     def adopt(self, path: str, digest: str) -> None:
         """Move a verified file of this filesystem to its blob's name."""

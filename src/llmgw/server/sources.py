@@ -82,7 +82,9 @@ class Sources:
         identity = (stat.st_mtime_ns, stat.st_size)
         entry = self._store.get(_key(path, name))
         if entry is not None and (entry.value["mtime_ns"], entry.value["size_bytes"]) == identity:
-            return wire.WEIGHTS.decode(entry.value["weights"], entry.key), ""
+            weights = wire.WEIGHTS.decode(entry.value["weights"], entry.key)
+            if all(self._mirror.has(kept.sha256) for kept in weights.files):
+                return weights, ""
         with self._lock:
             problem = self._problems.get(path)
             if problem is not None and problem.holds(identity):

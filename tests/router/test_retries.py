@@ -55,8 +55,8 @@ def test_a_stand_in_that_dies_before_a_byte_is_replaced_by_another(router, upstr
     good = upstream()
     started = router(bad.port, good.port)
     assert [started.ask(body=chat(str(turn))).status for turn in range(10)] == [200] * 10
-    assert bad.requests
-    assert sum(value for name, value in started.metrics().items() if "retries_total" in name) == len(bad.requests)
+    retries = sum(value for name, value in started.metrics().items() if "retries_total" in name)
+    assert 1 <= retries <= len(bad.requests)      # on a kept connection the first silence is met with a fresh one
 
 
 def test_at_most_two_replicas_see_a_request(router, upstream):

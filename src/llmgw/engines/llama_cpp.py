@@ -63,7 +63,7 @@ class LlamaCpp(Engine):
 
     def gauges(self, page: bytes) -> Gauges:
         # KV use is unknown: kv_cache_usage_ratio is gone. The *_seconds gauges restart at each
-        # reader, so rates come from the counter (engines.md 1.4).
+        # reader, so rates come from the counter.
         samples = prometheus.read(page, (_RUNNING, _WAITING, _GENERATED))
         return Gauges(running=prometheus.total(samples, _RUNNING),
                       waiting=prometheus.total(samples, _WAITING),

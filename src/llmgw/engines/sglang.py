@@ -47,7 +47,7 @@ class Sglang(Engine):
 
     name = SGLANG
     takes_folder = True
-    health_path = "/ready"            # /health generates a token each time it is asked (engines.md 3)
+    health_path = "/ready"            # /health generates a token each time it is asked
     key_file_name = "key.yaml"        # it takes no other ending
     allowed_paths = python_env.allowed_paths("/health", "/ready", "/metrics", "/v1/models")
     reserved_flags = frozenset(_RESERVED.split())

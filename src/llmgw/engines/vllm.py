@@ -65,7 +65,7 @@ class Vllm(Engine):
                                           secret_env={"VLLM_API_KEY": shard.key.reveal()})),)
 
     def gauges(self, page: bytes) -> Gauges:
-        # By exact names: ..._waiting_by_reason repeats the same requests (engines.md 2.4).
+        # By exact names: ..._waiting_by_reason repeats the same requests.
         samples = prometheus.read(page, (_RUNNING, _WAITING, *_KV_USED, _GENERATED))
         return Gauges(running=prometheus.total(samples, _RUNNING),
                       waiting=prometheus.total(samples, _WAITING),

@@ -25,7 +25,7 @@ _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
 _LENGTH_LINE = re.compile(rb"\r\ncontent-length: ?([0-9]{1,15})\r\n", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _HOST = re.compile(rb"[A-Za-z0-9._~:\[\]%-]{0,255}")
-# Digits by regex before conversion: int(x, 16) takes "0x1", "1_0", "+1" and " 1" (router.md R20).
+# Digits by regex before conversion: int(x, 16) takes "0x1", "1_0", "+1" and " 1" (apache/trafficserver#10580).
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;" + _TEXT + rb"*)?\r\n")
 PLAIN_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization", b"content-type"))
@@ -137,7 +137,7 @@ def parse_response(head: bytes, to_head: bool = False) -> ResponseHead:
         response.chunked, response.length = False, 0
     elif response.chunked:
         response.length = None
-        if b"content-length" in headers:      # stale: the chunks decide (router.md R21), and no reuse
+        if b"content-length" in headers:      # stale: the chunks decide (envoyproxy/ai-gateway#2392), and no reuse
             response.keep_alive = False
     elif b"content-length" in headers:
         response.length = _content_length(headers[b"content-length"])

@@ -1,7 +1,7 @@
 """A list of packages as uv resolves it: exact versions with the sha256 of their files, and nothing else.
 
 Only what is read here is ever written for uv to install: uv obeys --index-url and
---find-links lines inside a list, and takes addresses and folders as packages (engines.md 8.6).
+--find-links lines inside a list, and takes addresses and folders as packages.
 """
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _TYPES = {401: "authentication_error", 403: "authentication_error", 429: "rate_l
           501: "invalid_request_error", 505: "invalid_request_error"}
 
 # Of a response only these pass, and x-* and openai-* besides those that the engine and we both write:
-# an upstream may reflect the key that we sent it (router.md R29).
+# an upstream may reflect the key that we sent it (maximhq/bifrost#3954).
 _PASSING = frozenset((b"content-type", b"content-encoding", b"content-language", b"content-disposition",
                       b"retry-after", b"cache-control", b"warning", b"etag", b"last-modified"))
 _PASSING_PREFIXES = (b"x-", b"openai-")

@@ -11,7 +11,7 @@ from llmgw.relay.server import HIGH_WATER_BYTES, READ_BYTES
 if TYPE_CHECKING:
     from llmgw.relay.lease import Lease
 
-IDLE_SECONDS = 3.0            # engines close theirs after 5 (router.md 1.8)
+IDLE_SECONDS = 3.0            # engines close theirs after 5
 CONNECT_SECONDS = 3.0
 MAX_IDLE = 1024
 MAX_INTERIM_HEADS = 16

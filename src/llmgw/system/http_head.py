@@ -2,7 +2,7 @@
 
 http.server accepts two lengths, a length beside chunks, bare LF and blanks before
 the colon, and int() accepts ``+5`` and ``5_0``; each of these has smuggled a request
-through some server (reliability.md S23). Bodies of the control API always carry a length.
+through some server (CVE-2024-1135). Bodies of the control API always carry a length.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """HTTP to the internet: proxies, redirects, pages of captive portals, rate limits, deadlines.
 
 For the cluster's own servers see http_client.py. A token goes to the origin it was given
-for and nowhere else, whatever a redirect says (packaging.md 6.6: urllib sends it along).
+for and nowhere else, whatever a redirect says (urllib sends it along).
 """
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Source:
     def read(self, size: int) -> bytes:
         """Return what has come, up to ``size`` bytes; b"" at the end, Unreachable when that is early.
 
-        Never waits for ``size`` bytes, so that a caller can watch the rate (packaging.md 6.8).
+        Never waits for ``size`` bytes, so that a caller can watch the rate.
         """
         if self._left == 0 or size <= 0:
             return b""

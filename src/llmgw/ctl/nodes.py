@@ -10,7 +10,6 @@ from llmgw.ctl.connection import connect
 from llmgw.domain.view import NodeView
 
 TITLES = ("NODE", "STATE", "SYSTEM", "CPUS", "MEM FREE", "DISK FREE", "GPUS", "REPLICAS")
-SKEW_SECONDS = 5.0          # below this nobody needs to know
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +62,6 @@ def _notes(node: NodeView) -> List[str]:
         notes.append(node.message or f"last heard of {output.age(node.seen_seconds_ago)} ago")
     if node.draining:
         notes.append("draining: takes no new replicas (llmgw ctl undrain ends it)")
-    if abs(node.clock_skew_seconds) >= SKEW_SECONDS:
-        notes.append(f"its clock is off by {node.clock_skew_seconds:+.0f} s")
     if not node.probed and node.state == "ready":
         notes.append("has not finished looking at itself yet")
     notes += node.warnings

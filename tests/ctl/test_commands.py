@@ -57,13 +57,13 @@ def test_stand_in_nodes_shows_what_a_machine_is_and_what_troubles_it(ctl, fake):
     missing = EngineObserved("llama.cpp", "b10991", EnginePhase.MISSING, "libgomp.so.1 is missing")
     server = fake({"GET /v1/nodes": items(wire.NODE_VIEW, node(engines=(missing,), warnings=("no AVX2",)),
                                           node("beta", "lost", "no heartbeat for 11 m", draining=True,
-                                               clock_skew_seconds=-90.0))})
+                                               warnings=("its clock is 90 s behind",), clock_skew_seconds=-90.0))})
     done = ctl("nodes", server=server.url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert "2 x L40S" in lines[1] and "21/34 GB" in lines[1]
     assert lines[2:4] == ["  no AVX2", f"  {SENTENCE}"]
-    assert lines[5] == "  no heartbeat for 11 m" and lines[6].startswith("  draining") and "-90 s" in lines[7]
+    assert lines[5] == "  no heartbeat for 11 m" and lines[6].startswith("  draining") and "90 s behind" in lines[7]
     assert server.requests[0][3] == "Bearer llmgw_admin_00000000_secret"
 
 

@@ -1,13 +1,12 @@
 """Subcommand to role; the one place that turns an LlmgwError into text and an exit code.
 
-Imports only the chosen role, so that ``--version`` and ``ctl`` start fast.
+Imports only the chosen role, so that ``--version`` and ``ctl`` start fast; not even ``typing`` and ``signal``,
+which cost as much as all the rest (tests/bench/bench_start.py).
 """
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from typing import List, Optional
 
 from llmgw import __version__
 
@@ -31,7 +30,7 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def main(argv: Optional[List[str]] = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code (README: exit codes)."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words[:1]
@@ -53,10 +52,11 @@ class _Terminate:
     """Stands for a stop event: the owner's end is a TERM, which every role takes in order."""
 
     def set(self) -> None:
+        import signal
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run(command: str, words: List[str], debug: bool) -> int:
+def _run(command: str, words: list[str], debug: bool) -> int:
     import importlib
 
     from llmgw.domain.errors import LlmgwError

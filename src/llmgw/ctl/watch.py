@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import select
 import sys
 import time
 from typing import Callable
@@ -33,7 +34,19 @@ def show(options: argparse.Namespace, once: Callable[[], None]) -> int:
         if shown != before:
             _show(shown)
             before = shown
-        time.sleep(EVERY_SECONDS)
+        pause()
+
+
+def pause() -> None:
+    """Wait for the next look; BrokenPipeError as soon as whoever reads has gone (`... | head`)."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)        # faults only: they are always told
+    except (OSError, ValueError):
+        time.sleep(EVERY_SECONDS)                    # no file behind stdout
+        return
+    if poll.poll(EVERY_SECONDS * 1000):
+        raise BrokenPipeError
 
 
 def _captured(once: Callable[[], None]) -> str:

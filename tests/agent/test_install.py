@@ -162,6 +162,22 @@ def test_an_installed_engine_is_not_downloaded_again(node, plane, llama_archive)
     assert phase(plane).phase is EnginePhase.INSTALLED and len(plane.ranges) == asked
 
 
+def test_a_library_that_goes_is_told_at_the_next_check_and_the_engine_is_usable_again_when_it_is_back(
+        node, plane, release_archive):
+    plane.offer(archive=release_archive)
+    plane.want([engine_of(release_archive)])
+    node.start(LLMGW_REHEARSE_RECHECK_SECONDS="1")
+    assert phase(plane, EnginePhase.INSTALLED).usable
+    folder = node.data / "engines" / "llama.cpp" / "b10991"
+    assert sorted(folder.glob("libggml-cpu-*.so")), "the shape of a release: backends that are loaded while it runs"
+    (library,) = folder.glob("libllama.so.0.*")
+    library.rename(library.with_suffix(".away"))
+    seen = phase(plane, EnginePhase.MISSING)
+    assert not seen.usable and seen.message.startswith("llama.cpp b10991: libllama.so.0 is missing")
+    library.with_suffix(".away").rename(library)
+    assert phase(plane, EnginePhase.INSTALLED).usable
+
+
 def test_the_operators_own_program_is_used_and_named(node, plane, llama_server, tmp_path):
     config = tmp_path / "agent.yaml"
     config.write_text(f"engines:\n  llama.cpp: {{binary: {llama_server}}}\n")

@@ -89,7 +89,7 @@ SAID = ("ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is de
     (("libggml-cuda.so",), Outcome(0, "", ""), Outcome(0, NO_DEVICES.out, SAID),
      "failed to initialize CUDA: no CUDA-capable device is detected"),
     (("libggml-cuda.so",), Outcome(0, "", ""), Outcome(-11, "", "CUDA error\n"),
-     "--list-devices ends with code -11: CUDA error"),
+     "--list-devices is ended by signal 11: CUDA error"),
     (("libggml-cuda.so",), Outcome(0, "", ""), NO_DEVICES, "--list-devices names none, and says no reason"),
     (("libggml-cuda.so",), Outcome(0, "", ""), Outcome(0, "Available devices:\n  Vulkan0: Intel\n", ""),
      "--list-devices names none, and says no reason"),

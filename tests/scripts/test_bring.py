@@ -118,6 +118,37 @@ def test_progress_elsewhere_than_on_a_terminal_is_a_line_per_tenth(bring, capsys
     assert len(lines) == 11 and lines[-1].endswith("step 203/203")
 
 
+def test_of_all_variants_of_a_processor_two_are_built(bring, tmp_path):
+    path = tmp_path / "llama.cpp" / "ggml" / "src" / "CMakeLists.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("function(ggml_add_cpu_backend_variant tag_name)\n        ggml_add_cpu_backend_variant(x64)\n"
+                    "        ggml_add_cpu_backend_variant(sse42              SSE42)\n"
+                    "        ggml_add_cpu_backend_variant(haswell            SSE42 AVX)\nendif()\n")
+    bring.keep_two_variants(tmp_path)
+    assert path.read_text().splitlines() == [
+        "function(ggml_add_cpu_backend_variant tag_name)", "        ggml_add_cpu_backend_variant(x64)",
+        "        ggml_add_cpu_backend_variant(haswell            SSE42 AVX)", "endif()"]
+
+
+@pytest.mark.slow
+def test_the_archive_in_the_releases_shape_has_its_backends_and_chains_of_links(release_archive):
+    with tarfile.open(release_archive.path) as opened:
+        members = {member.name.partition("/")[2]: member for member in opened.getmembers()}
+    assert {"llama-server", "LICENSE", "libggml-rpc.so"} <= set(members)
+    assert len([name for name in members if name.startswith("libggml-cpu-")]) >= 1
+    assert members["libllama.so"].issym() and members["libllama.so"].linkname in members
+    assert members[members["libllama.so"].linkname].issym(), "libX.so -> libX.so.0 -> libX.so.0.9"
+
+
+def test_a_tree_that_cannot_be_had_here_is_a_sentence(tmp_path):
+    (tmp_path / "bin").mkdir()
+    outcome = subprocess.run([sys.executable, str(ROOT / "scripts" / "trees.py"), "bookworm"], capture_output=True, text=True,
+                             env={"PATH": str(tmp_path / "bin"), "LLMGW_DEV_CACHE": str(tmp_path / "cache")},
+                             timeout=60, check=False)
+    assert outcome.returncode == 1 and outcome.stdout == ""
+    assert "debootstrap is not installed here" in outcome.stderr or "by root on Linux only" in outcome.stderr
+
+
 @pytest.mark.slow
 def test_the_real_llama_server_is_the_release_it_says(llama_server):
     said = subprocess.run([str(llama_server), "--version"], capture_output=True, text=True, timeout=60, check=True)

@@ -70,7 +70,7 @@ def run(processes: Processes, path: str, label: str) -> Seen:
     outcome = processes.run(Command((path, "--version"), env=ENV, cwd="/"), timeout=RUN_SECONDS)
     if outcome.code != 0:
         said = "; ".join(ldd.missing(outcome.err)) or _last_line(outcome.err or outcome.out) or "nothing"
-        raise EngineFailed(f"{label}: --version ends with code {outcome.code}: {said}")
+        raise EngineFailed(f"{label}: --version {_end(outcome.code)}: {said}")
     return Seen(engine_version.llama_cpp(outcome.out, outcome.err))
 
 
@@ -116,7 +116,7 @@ def why_no_device(processes: Processes, path: str, outcome: Outcome, facts: Node
     if said:
         return said[0][:300]
     if outcome.code != 0:
-        return f"--list-devices ends with code {outcome.code}: {_last_line(outcome.err or outcome.out)}"
+        return f"--list-devices {_end(outcome.code)}: {_last_line(outcome.err or outcome.out)}"
     return "--list-devices names none, and says no reason"
 
 
@@ -135,6 +135,10 @@ def _is_elf(path: str) -> bool:
         return False
     with open(path, "rb") as source:
         return source.read(4) == b"\x7fELF"
+
+
+def _end(code: int) -> str:
+    return f"ends with code {code}" if code >= 0 else f"is ended by signal {-code}"
 
 
 def _last_line(text: str) -> str:

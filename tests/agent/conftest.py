@@ -103,10 +103,12 @@ class Node:
     def close(self):
         if self.process is not None and self.process.poll() is None:
             self.kill9()
-        for pid in self.engines() + [self.gate()]:
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for _ in range(2):           # what the agent had begun to start when it was killed shows a moment later
+            for pid in self.engines() + [self.gate()]:
+                if pid:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
 
 def free_block(size=30):

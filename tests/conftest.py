@@ -116,3 +116,39 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def bring_uv(bring):
+    """scripts/bring_uv.py as a module."""
+    return load_script(ROOT / "scripts" / "bring_uv.py")
+
+
+@pytest.fixture(scope="session")
+def uv_archive(bring, bring_uv):
+    """A release archive of uv: .path, .sha256, .name."""
+    return _brought(bring, bring_uv.uv_archive)
+
+
+@pytest.fixture(scope="session")
+def python_archive(bring, bring_uv):
+    """(version, archive) of a CPython 3.12, packed as builds of Python are."""
+    from tests import interpreters
+    interpreter = interpreters.need("3.12")
+    try:
+        return bring_uv.python_archive(interpreter)
+    except bring.CannotBring as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def real_index():
+    """What uv has to be told to reach the package index that pip uses here."""
+    told = {}
+    for line in subprocess.run([sys.executable, "-m", "pip", "config", "list"], stdout=subprocess.PIPE,
+                               text=True, timeout=60, check=False).stdout.splitlines():
+        key, _, value = line.partition("=")
+        name = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}.get(key.rpartition(".")[2])
+        if name:
+            told[name] = value.strip("'\"")
+    return {**told, **{name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}}

@@ -8,11 +8,19 @@ from typing import Dict, Optional, Set
 from tests.fakes.web import FakeWeb, Reply
 
 
+REPOSITORIES = ("ggml-org/llama.cpp", "astral-sh/uv", "astral-sh/python-build-standalone", "vllm-project/vllm",
+                "sgl-project/sglang")
+
+
 class FakeGithub:
-    """``releases[tag][name]`` are the files. The other fields are its faults. Use it in ``with``."""
+    """``releases[tag][name]`` are the files, ``published[tag]`` its date. The other fields are its faults.
+
+    Use it in ``with``.
+    """
 
     def __init__(self, releases: Dict[str, Dict[str, bytes]]) -> None:
         self.releases = releases
+        self.published: Dict[str, str] = {}
         self.wrong_digest: Set[str] = set()
         self.null_digest: Set[str] = set()
         self.missing: Set[str] = set()            # listed, but 404 when fetched
@@ -56,10 +64,10 @@ class FakeGithub:
             self.broken -= 1
             return Reply(502, b"Bad Gateway")
         tag = parts[-1]
-        if parts[1:3] != ["ggml-org", "llama.cpp"] or tag not in self.releases:
+        if tag not in {**self.releases, **self.published} or "/".join(parts[1:3]) not in REPOSITORIES:
             return Reply(404, b'{"message":"Not Found"}', {"Content-Type": "application/json"})
-        body = json.dumps({"tag_name": tag, "prerelease": True, "assets": [
-            self._asset(tag, name, data) for name, data in self.releases[tag].items()]})
+        body = json.dumps({"tag_name": tag, "prerelease": True, "published_at": self.published.get(tag), "assets": [
+            self._asset(tag, name, data) for name, data in self.releases.get(tag, {}).items()]})
         return Reply(200, body.encode(), {"Content-Type": "application/json; charset=utf-8"})
 
     def _asset(self, tag, name, data):

@@ -104,6 +104,13 @@ error: No solution found when resolving dependencies
 """) == Problem(Trouble.NO_DATES, "idna-3.11-py3-none-any.whl")
 
 
+def test_an_index_that_wants_a_login_is_no_vanished_package():
+    assert problem("""error: No solution found when resolving dependencies
+  cause: Because idna was not found in the package registry and you require idna==3.11, we can conclude that
+hint: An index URL (http://127.0.0.1:8978/simple) could not be queried due to a lack of valid authentication credentials (401 Unauthorized)
+""") == Problem(Trouble.REFUSED, "http://127.0.0.1:8978")
+
+
 def test_no_login_of_an_index_is_repeated():
     said = problem("error: x\n cause: Failed to fetch: https://user:secret@index.example/simple/a/\n cause: dns error\n")
     assert said.trouble is Trouble.UNREACHABLE and "secret" not in said.what
@@ -111,4 +118,5 @@ def test_no_login_of_an_index_is_repeated():
 
 def test_something_else_is_told_in_its_own_words():
     assert problem("warning: x\nerror: The interpreter at `/x` is broken\n") == Problem(Trouble.OTHER, "The interpreter at `/x` is broken")
+    assert problem("error: Failed to install x\n  cause: a\n  cause: b\n") == Problem(Trouble.OTHER, "Failed to install x: b")
     assert problem("") == Problem(Trouble.OTHER, "it said nothing")

@@ -12,11 +12,12 @@ from llmgw.agent.board import Board, Key, Usable
 from llmgw.agent.install import Installer
 from llmgw.agent.layout import Layout
 from llmgw.agent.prove import Report
+from llmgw.agent.python_engine import PythonInstaller
 from llmgw.decide import engines as decide
 from llmgw.decide import requirements
 from llmgw.domain.cluster import OperatorEngine
 from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase, EngineWanted
-from llmgw.domain.errors import DiskFull, LlmgwError, RequirementMissing
+from llmgw.domain.errors import DiskFull, LlmgwError, RequirementMissing, TryAgain
 from llmgw.engines.needs import NEEDS
 from llmgw.parse import github_release
 from llmgw.system import download, files, installed, rehearsal
@@ -37,8 +38,9 @@ DISK_FAILURES = 2                 # as many failures a full disk counts as, at m
 class EngineKeeper:
     """One thread; the only writer of ``engines/``."""
 
-    def __init__(self, installer: Installer, board: Board, layout: Layout, clock: Clock,
+    def __init__(self, installer: Installer, python: PythonInstaller, board: Board, layout: Layout, clock: Clock,
                  operator: Sequence[OperatorEngine], cpu: Sequence[str] = ()) -> None:
+        self._python = python
         self._cpu = frozenset(cpu)            # engines whose CPU build this node takes on purpose
         self._installer, self._board, self._layout, self._clock = installer, board, layout, clock
         self._operator = {item.name: item for item in operator}
@@ -52,6 +54,7 @@ class EngineKeeper:
 
     def recall(self) -> None:
         """Find what is installed; remove what an interrupted install left. Nothing here is usable yet."""
+        self._python.recall()
         for folder in installed.folders(self._layout.engines):
             found = installed.read(folder)
             if found is None or self._layout.engine(found.name, found.version) != folder:
@@ -71,6 +74,7 @@ class EngineKeeper:
         for name in self._operator:
             self._check_operators(name, wanted)
         ours = [item for item in wanted if item.name not in self._operator and self._can_be_ours(item)]
+        self._set_outdated_aside(ours, in_use)
         # installed versions that shards use, or that nobody has asked about yet, are looked at too
         kept = [EngineWanted(*key) for key in self._here
                 if key not in {(item.name, item.version) for item in ours} and (desired is None or key in in_use)]
@@ -89,17 +93,29 @@ class EngineKeeper:
         return None
 
     def _can_be_ours(self, item: EngineWanted) -> bool:
-        if item.name == LLAMA_CPP:
-            return True
         key = (item.name, item.version)
+        if item.name == LLAMA_CPP or key in self._here:      # a GPU that is not seen just now costs no environment
+            return True
         why_not = requirements.skipped(NEEDS[item.name], self._board.facts) if item.name in NEEDS else ""
         if not self._board.facts.arch:
             self._tell(key, EnginePhase.RESOLVING, LOOKING)
         elif why_not:
             self._tell(key, EnginePhase.SKIPPED, why_not)
+        elif self._python.knows(item.name):
+            return True
         else:
             self._tell(key, EnginePhase.MISSING, f"this version of llmgw does not install {item.name}")
         return False
+
+    def _set_outdated_aside(self, ours: Sequence[EngineWanted], in_use: Sequence[Key]) -> None:
+        """Remove environments of packages that are no longer the fleet's, once nothing runs of them."""
+        for item in ours:
+            key = (item.name, item.version)
+            made = self._installed.get(key)
+            if made is not None and self._python.knows(item.name) and key not in in_use \
+                    and self._python.is_outdated(made, item):
+                log.info("engine has packages that the fleet has no more name=%s version=%s", *key)
+                self._remove(key)
 
     def _due(self, wanted: Sequence[EngineWanted]) -> Mapping[Key, decide.Attempt]:
         """Return the failed attempts; one at what is no longer wanted in that form does not count."""
@@ -110,15 +126,18 @@ class EngineKeeper:
 
     def _install(self, item: EngineWanted) -> None:
         key = (item.name, item.version)
-        if not item.assets:
+        is_python = self._python.knows(item.name)
+        if not (item.as_of if is_python else item.assets):
             self._tell(key, EnginePhase.RESOLVING,
-                       item.assets_problem or "the control plane has no list of its archives yet")
+                       item.assets_problem or ("waits for the control plane to say as of when its packages are taken"
+                                               if is_python else "the control plane has no list of its archives yet"))
             return
         if not self._board.facts.arch:
             self._tell(key, EnginePhase.RESOLVING, LOOKING)
             return
         try:
-            made = self._installer.install(item, self._pick(item), self._reporter(key))
+            made = (self._python.install(item, self._reporter(key)) if is_python else
+                    self._installer.install(item, self._pick(item), self._reporter(key)))
         except download.Stopped:
             return
         except LlmgwError as error:
@@ -128,6 +147,7 @@ class EngineKeeper:
         self._said.is_over(f"{key}")
         self._runs(key, made)
         log.info("engine installed name=%s version=%s archive=%s says=%s", *key, made.archive, made.says)
+        self._sweep_tools()
 
     def _pick(self, item: EngineWanted) -> github_release.Picked:
         """Return the archive for this node. One that waits for its reboot has a GPU: it gets no CPU build meanwhile."""
@@ -147,7 +167,8 @@ class EngineKeeper:
             failures = min(failures, DISK_FAILURES)      # looking for room costs nothing
         attempt = decide.Attempt(failures, self._clock.monotonic())
         self._attempts[key] = (item, attempt)
-        phase = EnginePhase.MISSING if isinstance(error, RequirementMissing) else EnginePhase.FAILED
+        phase = (EnginePhase.MISSING if isinstance(error, RequirementMissing) else
+                 EnginePhase.RESOLVING if isinstance(error, TryAgain) else EnginePhase.FAILED)
         wait = decide.retry_at(attempt) - self._clock.monotonic()
         self._tell(key, phase, error.message + f"; tried again in {wait:.0f} seconds", error.hint or "")
         if self._said.is_new(f"{key}", error.message):
@@ -157,7 +178,7 @@ class EngineKeeper:
         """Run an installed version again. One that stops running is reported; what runs of it is left alone."""
         found, folder = self._installed[key], self._layout.engine(*key)
         try:
-            again = self._installer.prove(folder, found, self._reporter(key))
+            again = self._prove(key, folder, found)
         except LlmgwError as error:
             self._here[key] = dataclasses.replace(self._here[key], checked_at=self._clock.monotonic(), runs=False)
             phase = EnginePhase.MISSING if isinstance(error, RequirementMissing) else EnginePhase.FAILED
@@ -166,6 +187,15 @@ class EngineKeeper:
                 self._remove(key)             # its files are gone: it is installed anew
             return
         self._runs(key, again)
+
+    def _prove(self, key: Key, folder: str, found: Installed) -> Installed:
+        """Run it; a Python engine, of which one run takes half a minute, only once after each start."""
+        if not self._python.knows(key[0]):
+            return self._installer.prove(folder, found, self._reporter(key))
+        if not self._here[key].runs:
+            return self._python.prove(folder, found)
+        self._python.look(folder, found)
+        return found
 
     def _runs(self, key: Key, seen: Installed) -> None:
         self._installed[key] = seen
@@ -183,20 +213,35 @@ class EngineKeeper:
             self._operators_due[key] = now + RECHECK_SECONDS
             path = self._operator[name].path
             try:
-                says = self._installer.prove_operators(name, path, self._reporter(key))
+                says, devices = self._operators_words(key, path)
             except LlmgwError as error:
                 self._operators_due[key] = now + OPERATOR_RETRY_SECONDS
                 self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
                 continue
-            self._tell(key, EnginePhase.INSTALLED, f"{path}: {says.says}", usable=Usable(path),
-                       devices=says.devices, source="operator")
+            self._tell(key, EnginePhase.INSTALLED, f"{path}: {says}", usable=Usable(path), devices=devices,
+                       source="operator")
+
+    def _operators_words(self, key: Key, path: str) -> Tuple[str, Tuple[str, ...]]:
+        """Return what the operator's program says of itself, and its devices."""
+        if self._python.knows(key[0]):
+            return self._python.prove_operators(key[0], "" if key[1] == "operator" else key[1], path)
+        seen = self._installer.prove_operators(key[0], path, self._reporter(key))
+        return seen.says, seen.devices
 
     def _remove(self, key: Key) -> None:
+        made = self._installed.get(key)
+        if made is not None and self._python.knows(key[0]):
+            self._python.removing(made)
         files.remove(self._layout.engine(*key))
         self._here.pop(key, None)
         self._installed.pop(key, None)
         self._board.drop_engine(key)
         log.info("engine removed name=%s version=%s", *key)
+
+    def _sweep_tools(self) -> None:
+        desired = self._board.desired
+        self._python.sweep(desired.node.engines if desired else (),
+                           [made for key, made in self._installed.items() if self._python.knows(key[0])])
 
     def _forget_unwanted(self, wanted: Sequence[EngineWanted]) -> None:
         """Drop from the report what is neither wanted nor here."""
@@ -217,11 +262,12 @@ class EngineKeeper:
             self._tell(key, phase, message, done=done, total=total)
 
     def _tell(self, key: Key, phase: EnginePhase, message: str, hint: str = "", *,
-              usable: Optional[Usable] = None, devices: Tuple[str, ...] = (), source: str = "archive",
+              usable: Optional[Usable] = None, devices: Tuple[str, ...] = (), source: str = "",
               done: Optional[int] = None, total: Optional[int] = None) -> None:
         last = self._last.get(key)
         since = last[1] if last and last[0] is phase else self._clock.wall()
         self._last[key] = (phase, since, time.monotonic())
+        source = source or ("packages" if self._python.knows(key[0]) else "archive")
         self._board.put_engine(EngineObserved(*key, phase, message, hint, usable is not None, source, done,
                                               total, devices, since), usable)
 

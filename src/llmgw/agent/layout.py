@@ -20,6 +20,9 @@ class Layout:
         self.gate = os.path.join(root, "gate")
         self.gate_table = os.path.join(root, "gate", "table.json")
         self.packages_log = os.path.join(root, "packages.log")
+        self.tools = os.path.join(root, "tools")              # uv, and the Pythons that environments run on
+        self.uv_cache = os.path.join(root, "tools", "uv-cache")
+        self.lists = os.path.join(root, "state", "packages")  # of environments that are gone
         self.gate_log = os.path.join(root, "gate", "gate.log")
 
     def engine(self, name: str, version: str) -> str:

@@ -10,7 +10,7 @@ import threading
 from typing import List
 
 from llmgw import __version__
-from llmgw.agent import options
+from llmgw.agent import options, uv
 from llmgw.agent.board import Board
 from llmgw.agent.engines import EngineKeeper
 from llmgw.agent.heartbeat import EVERY_SECONDS, Heartbeat
@@ -18,6 +18,8 @@ from llmgw.agent.install import Installer
 from llmgw.agent.keep_gate import GateKeeper
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
+from llmgw.agent.python_engine import PythonInstaller
+from llmgw.agent.python_needs import PythonNeeds
 from llmgw.agent.prove import Prover
 from llmgw.agent.requests import Requests
 from llmgw.agent.shards import Shards
@@ -69,7 +71,10 @@ class Agent:
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
                                          labels=dict(config.labels)))
         prover = Prover(processes, layout.packages_log, config.install_packages, lambda: self._board.facts)
-        self._engines = EngineKeeper(Installer(client, layout, prover, stop.is_set), self._board, layout,
+        python = PythonInstaller(client, layout, processes,
+                                 PythonNeeds(layout, lambda: self._board.facts, config.install_packages), config.node,
+                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set)
+        self._engines = EngineKeeper(Installer(client, layout, prover, stop.is_set), python, self._board, layout,
                                      clock, config.operator_engines, config.cpu_engines)
         self._weights = WeightsKeeper(client, self._board, layout, stop)
         self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock)

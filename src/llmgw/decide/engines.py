@@ -4,11 +4,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from llmgw.domain.engine import EngineWanted
+from llmgw.domain.engine import LLAMA_CPP, EngineWanted
 
 RECHECK_SECONDS = 600.0           # an unrelated upgrade can remove a library
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0)
-KEEP_OLD = 1                      # archives keep one old version
+KEEP_OLD = {LLAMA_CPP: 1}         # archives keep one old version; environments of gigabytes none
 
 Key = Tuple[str, str]             # (engine, version)
 
@@ -60,6 +60,8 @@ def other_build(item: EngineWanted, found: Here, has_gpu: bool) -> bool:
 
     A GPU that is not seen just now is no reason for the CPU build: that is only taken on purpose.
     """
+    if item.name != LLAMA_CPP:
+        return False                  # of the others there is one build only
     if item.cpu:
         return bool(found.cuda)
     if not found.cuda:
@@ -77,7 +79,7 @@ def plan(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], attempts: Map
     """Return the steps in the order of ``wanted``, removals last.
 
     A version stays while anything uses it, until the wanted one runs, and the
-    newest old one stays after that. Of an engine that is not wanted at all, none stays.
+    newest old archive stays after that. Of an engine that is not wanted at all, none stays.
     """
     steps: List[Step] = []
     for item in wanted:
@@ -101,7 +103,7 @@ def _removals(wanted: Sequence[EngineWanted], here: Mapping[Key, Here], in_use: 
     for key in here:
         if key not in keep and key[0] in running:
             old.setdefault(key[0], []).append(key)
-    for keys in old.values():
+    for name, keys in old.items():
         keys.sort(key=lambda key: (here[key].installed_at, key), reverse=True)
-        steps += [Remove(*key) for key in keys[KEEP_OLD:]]
+        steps += [Remove(*key) for key in keys[KEEP_OLD.get(name, 0):]]
     return steps

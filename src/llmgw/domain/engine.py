@@ -83,7 +83,7 @@ class EngineObserved:
     message: str = ""         # the node's own sentence, carried unchanged everywhere
     hint: str = ""
     usable: bool = False      # installed and seen to run, or named in agent.yaml
-    source: str = "archive"   # or "operator"
+    source: str = "archive"   # or "packages", or "operator"
     done_bytes: Optional[int] = None
     total_bytes: Optional[int] = None
     devices: Tuple[str, ...] = ()

@@ -78,6 +78,7 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _WRONG = re.compile(r"Hash mismatch for `([^`]{1,200})`")
 _NONE = re.compile(r"no trusted hash was provided for: `([^`]{1,200})`|none were provided for: (\S{1,200})")
 _STATUS = re.compile(r"HTTP status (?:client|server) error \(([0-9]{3})[^)]*\) for url \(([^)]{1,500})\)")
+_LOGIN = re.compile(r"An index URL \(([^)]{1,500})\) could not be queried due to a lack of valid authentication")
 _DATES = re.compile(r"`([^`]{1,300})` is missing an upload date")
 _ADDRESS = re.compile(r"(?:Failed to fetch|Failed to download|error sending request for url)[: (]+`?(https?://[^\s`)]{1,500})")
 _NETWORK = re.compile(r"dns error|Connection refused|operation timed out|connection closed|client error \(|"
@@ -98,6 +99,9 @@ def problem(text: str) -> Problem:
     match = _STATUS.search(text)
     if match:
         return _by_status(match.group(1), _without_login(match.group(2)))
+    match = _LOGIN.search(text)
+    if match:
+        return Problem(Trouble.REFUSED, _host(_without_login(match.group(1))))
     if _UNSOLVED.search(text):
         match = _DATES.search(text)
         if match:
@@ -139,8 +143,9 @@ def _first(match: "re.Match[str]") -> str:
 
 
 def _error(text: str) -> str:
-    """Return the first line that calls itself an error, else the last that says anything."""
+    """Return the first line that calls itself an error with its last cause, else the last that says anything."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said: Optional[str] = next((line for line in lines if line.startswith("error:")), None)
     found = said.partition("error:")[2].strip() if said else (lines[-1] if lines else "it said nothing")
-    return _without_login(found)[:300]
+    causes = [line.partition("cause:")[2].strip() for line in lines if line.startswith("cause:")] if said else []
+    return _without_login(": ".join([found, *causes[-1:]]))[:300]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from llmgw.api import wire
 from llmgw.domain.engine import EngineWanted
@@ -33,7 +33,9 @@ _PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_[0-9]{1,2}_[0-9]{1,3}")
 class EngineLocks:
     """``releases`` says when a version was published; None on a site without internet."""
 
-    def __init__(self, store: Store, clock: Clock, events: Events, releases: Optional[Any]) -> None:
+    def __init__(self, store: Store, clock: Clock, events: Events, releases: Optional[Any],
+                 known: Mapping[str, Recipe] = RECIPES) -> None:
+        self._known = known
         self._store, self._clock, self._events, self._releases = store, clock, events, releases
         self._shipped: Dict[Tuple[str, str], Tuple[LockView, ...]] = {}
 
@@ -41,7 +43,7 @@ class EngineLocks:
         """Return the time whose packages are taken, or in words why there is none yet."""
         if engine.as_of:
             return engine.as_of, ""
-        published = RECIPES[engine.name].published.get(engine.version, "")
+        published = self._known[engine.name].published.get(engine.version, "")
         if not published and self._releases is not None:
             published, problem = self._releases.published(engine.name, engine.version)
             if problem:
@@ -88,7 +90,7 @@ class EngineLocks:
 
     def _of_llmgw(self, name: str, version: str) -> Tuple[LockView, ...]:
         if (name, version) not in self._shipped:
-            text, recipe = shipped.lock(name, version), RECIPES[name]
+            text, recipe = shipped.lock(name, version), self._known[name]
             self._shipped[name, version] = () if text is None else _shipped_views(name, version, text, recipe)
         return self._shipped[name, version]
 
@@ -111,7 +113,7 @@ class EngineLocks:
             raise Conflict(problem or f"{engine.name} {engine.version} is wanted as of {wanted}, not {as_of:.40}")
         if not _PLATFORM.fullmatch(platform):
             raise ParseError(f"not a platform: {platform!r:.60}")
-        package = RECIPES[engine.name].package
+        package = self._known[engine.name].package
         if not any((pin.name, pin.version) == (package, engine.version) for pin in pins):
             raise ParseError(f"the list of node {node:.60} does not hold {package} {engine.version}")
         view = LockView(engine.name, engine.version, platform, as_of, lock.digest(pins), len(pins), f"node/{node}",

@@ -25,6 +25,7 @@ class Installed:
     installed_at: float = 0.0
     archive: str = ""             # the asset it came from
     cuda: str = ""                # the CUDA version it was built for; empty: the CPU build
+    packages: str = ""            # sha256 of the list of packages that it was made from
 
 
 def version_dir(engines: str, name: str, version: str) -> str:
@@ -46,7 +47,7 @@ def write(folder: str, installed: Installed) -> None:
     files.write_json(os.path.join(folder, MARKER), {
         "engine": installed.name, "version": installed.version, "program": installed.program,
         "says": installed.says, "devices": list(installed.devices), "installed_at": installed.installed_at,
-        "archive": installed.archive, "cuda": installed.cuda}, mode=0o644)
+        "archive": installed.archive, "cuda": installed.cuda, "packages": installed.packages}, mode=0o644)
 
 
 def folders(engines: str) -> List[str]:
@@ -72,4 +73,4 @@ def _folders(path: str) -> List[str]:
 def _from_json(data: Any) -> Installed:
     return Installed(str(data["engine"]), str(data["version"]), str(data["program"]), str(data["says"]),
                      tuple(str(item) for item in data["devices"]), float(data["installed_at"]),
-                     str(data.get("archive", "")), str(data.get("cuda", "")))
+                     str(data.get("archive", "")), str(data.get("cuda", "")), str(data.get("packages", "")))

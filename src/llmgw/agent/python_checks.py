@@ -1,0 +1,56 @@
+"""What an environment may hold, and which version of a package is in one."""
+from __future__ import annotations
+
+import os
+from typing import FrozenSet, Iterator
+
+from llmgw.domain.command import Command
+from llmgw.domain.errors import CommandFailed, EngineFailed
+from llmgw.system.process import Processes
+
+_ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONNOUSERSITE": "1"}
+
+
+def check_environment(label: str, folder: str, base: str, pth: FrozenSet[str]) -> None:
+    """Refuse an environment with a .pth file that nobody expects, or a link that leads out of it.
+
+    A .pth file runs at every start of Python: that is how a stolen account of one
+    package got into many machines (reliability.md, S17). ``base``: the Python it is made on.
+    """
+    allowed = (os.path.realpath(folder), os.path.realpath(base))
+    for path in _entries(folder):
+        name = os.path.basename(path)
+        if name.endswith(".pth") and name not in pth:
+            raise EngineFailed(f"{label}: a package brings {os.path.relpath(path, folder)}, which would run at every "
+                               "start of Python", hint="no such file is expected of it: find out what it is for")
+        if os.path.islink(path):
+            target = os.path.realpath(path)
+            if not any(target == place or target.startswith(place + os.sep) for place in allowed):
+                raise EngineFailed(f"{label}: {os.path.relpath(path, folder)} leads out of the environment, "
+                                   f"to {target}")
+
+
+def _entries(folder: str) -> Iterator[str]:
+    """Yield every file and link below ``folder``; links are not followed."""
+    for place, folders, names in os.walk(folder):
+        for name in names:
+            yield os.path.join(place, name)
+        for name in folders:
+            if os.path.islink(os.path.join(place, name)):
+                yield os.path.join(place, name)
+
+
+def version_of(processes: Processes, python: str, package: str, seconds: float) -> str:
+    """Return the version of ``package`` in the environment of ``python``; EngineFailed in words when there is none."""
+    try:
+        outcome = processes.run(Command((python, "-c", _ASK, package), env=_ENV, cwd="/"), timeout=seconds)
+    except CommandFailed as error:
+        raise EngineFailed(error.message) from error
+    if outcome.code == 0 and outcome.out.strip():
+        return outcome.out.strip().splitlines()[-1]
+    if "PackageNotFoundError" in outcome.err:
+        raise EngineFailed(f"{python} has no package {package}")
+    last = [line.strip() for line in outcome.err.splitlines() if line.strip()]
+    raise EngineFailed(f"{python} does not run: it ends with code {outcome.code}: "
+                       + (last[-1][:300] if last else "no word"))

@@ -89,7 +89,7 @@ def test_a_file_that_is_gone_or_a_folder_changes_nothing(place):
         if place.config.exists():
             place.config.unlink()
         make()
-        until(says, lambda: says in state(place)["config_problem"])
+        until(says, lambda says=says: says in state(place)["config_problem"])
         assert [model["name"] for model in state(place)["items"]] == ["one"]
         undo()
     write(place, GOOD)

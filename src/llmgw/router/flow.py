@@ -30,7 +30,8 @@ AVOID_SECONDS = 1.0
 MAX_BUSY_SECONDS = 30.0
 ERROR_BODY_BYTES = 1 << 20
 _COUNTED_FAILURES = frozenset((500, 502, 504))
-_USAGE = re.compile(rb'"usage"\s*:\s*\{\s*"prompt_tokens"\s*:\s*([0-9]{1,12})\s*,\s*"completion_tokens"\s*:\s*([0-9]{1,12})')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{\s*"prompt_tokens"\s*:\s*([0-9]{1,12})\s*,'
+                    rb'\s*"completion_tokens"\s*:\s*([0-9]{1,12})')
 _COUNT = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*([0-9]{1,12})')    # in any other order
 
 

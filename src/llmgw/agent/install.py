@@ -120,7 +120,8 @@ class Installer:
             if most < free:
                 raise                     # the disk has room, but nothing honest is that large
             raise DiskFull(f"no space left in {os.path.dirname(folder)} to unpack {asset.name}: "
-                           f"{(free + RESERVE_BYTES) / 1e6:.1f} MB are free, of which {RESERVE_BYTES / 1e6:.1f} MB are kept",
+                           f"{(free + RESERVE_BYTES) / 1e6:.1f} MB are free, "
+                           f"of which {RESERVE_BYTES / 1e6:.1f} MB are kept",
                            hint=f"free some space on the filesystem of {os.path.dirname(folder)}") from None
         except UnsafeArchive as error:
             error.hint = "bring the release's own archive: llmgw ctl mirror import-engine ARCHIVE --sha256 HEX"

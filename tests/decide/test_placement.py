@@ -159,3 +159,19 @@ def test_a_thousand_nodes_and_five_hundred_replicas_are_planned_in_a_second():
         found = board.place(Need(model, VERSION, weights(model.name, 8)))
         board.take(model, weights(model.name, 8), found.shards)
     assert time.process_time() - started < 1.0
+
+
+def test_an_engine_that_is_made_for_gpus_runs_on_a_cpu_only_when_told_to_and_brought_for_it():
+    ours = EngineObserved("vllm", "0.30.0", EnginePhase.INSTALLED, usable=True)
+    brought = replace(ours, source="operator", devices=("CPU",))
+    told = spec(engine="vllm", gpus=0)
+    assert place([node("a", engines=[brought])], told, version="0.30.0").shards[0].gpus == ()
+    assert why(place([node("a", engines=[ours])], told, version="0.30.0"), "a") == \
+        "its vllm is not made for the CPU (one that is can be named under engines: in agent.yaml)"
+    assert why(place([node("a", engines=[brought])], spec(engine="vllm"), version="0.30.0"), "a") == "it has no GPU"
+
+
+def test_a_python_engine_needs_some_gigabytes_of_memory_on_a_cpu():
+    brought = EngineObserved("vllm", "0.30.0", EnginePhase.INSTALLED, usable=True, source="operator", devices=("CPU",))
+    small = node("a", memory=3, engines=[brought])
+    assert "4.0 GiB of memory are needed" in why(place([small], spec(engine="vllm", gpus=0), weights(size=0.001), version="0.30.0"), "a")

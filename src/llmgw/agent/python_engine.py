@@ -21,7 +21,7 @@ from llmgw.agent.python_tools import PythonTools
 from llmgw.agent.uv import Uv
 from llmgw.api.client import ControlClient
 from llmgw.domain.command import Command
-from llmgw.domain.engine import EnginePhase, EngineWanted
+from llmgw.domain.engine import CPU, EnginePhase, EngineWanted
 from llmgw.domain.errors import EngineFailed, LlmgwError, StorageError, TryAgain
 from llmgw.domain.names import file_name
 from llmgw.domain.node import NodeFacts
@@ -145,7 +145,7 @@ class PythonInstaller:
                                hint=f"name {plain} under engines: in server.yaml, or bring the other")
         if (path, version) not in self._operators:
             self._operators[path, version] = self._run(Installed(name, version, path, ""), path, recipe)
-        return f"{name} {self._operators[path, version]}", ("CPU",) if version.endswith("+cpu") else ()
+        return f"{name} {self._operators[path, version]}", (CPU,) if version.endswith("+cpu") else ()
 
     def _run(self, made: Installed, path: str, recipe: Recipe) -> str:
         """Return the version that the engine itself prints, its last word after lines of its log."""

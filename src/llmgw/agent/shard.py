@@ -57,6 +57,7 @@ class ShardKeeper:
         self._not_before: Optional[float] = None
         self._ready_at: Optional[float] = None
         self._start: Optional[progress.Start] = None
+        self._look_at = 0.0
         self._watch: Optional[Watch] = None
         self._door: Optional[EngineDoor] = None
         self._memory_kills = 0
@@ -222,15 +223,17 @@ class ShardKeeper:
 
     def _prepared(self, usable: Usable, port: int) -> Program:
         """Write the shard's files and return its program, marked as ours."""
-        key_file, template = os.path.join(self._folder, "key"), os.path.join(self._folder, "template.jinja")
-        files.write_atomic(key_file, self._wanted.key.reveal().encode() + b"\n")
+        key_file = os.path.join(self._folder, self._engine.key_file_name)
+        template = os.path.join(self._folder, "template.jinja")
+        files.write_atomic(key_file, self._engine.key_file(self._wanted.key))
         if self._wanted.model.chat_template:
             files.write_atomic(template, self._wanted.model.chat_template.encode("utf-8"))
         log_tail.rotate(self._log_path)
         folder = self._layout.weights(self._wanted.weights.name, self._wanted.weights.fingerprint)
+        first = os.path.join(folder, weights.first_file(self._wanted.weights))
         place = Place(program=usable.program, library_dirs=usable.library_dirs,
-                      model_path=os.path.join(folder, weights.first_file(self._wanted.weights)),
-                      work_dir=self._folder, key_file=key_file,
+                      model_path=folder if self._engine.takes_folder else first, work_dir=self._folder,
+                      key_file=key_file,
                       template_file=template if self._wanted.model.chat_template else "", port=port)
         program = self._engine.programs(self._wanted, place)[-1]
         command = program.command
@@ -303,7 +306,9 @@ class ShardKeeper:
     def _look_at_start(self, now: float) -> bool:
         if self._state is not ShardState.STARTING or self._start is None or self._row.identity is None:
             return False
-        self._start = progress.seen(self._start, start_sign(self._row.identity.pid, self._log_path), now)
+        if now >= self._look_at:              # it looks at every process of the machine
+            self._look_at = now + TURN
+            self._start = progress.seen(self._start, start_sign(self._row.identity.pid, self._log_path), now)
         return progress.start_has_stalled(self._start, now)
 
     def _usable(self) -> Optional[Usable]:

@@ -16,12 +16,14 @@ PROBE_SECONDS = 30.0
 
 
 def start_sign(pid: int, log_path: str) -> progress.Sign:
-    """Return what grows while a program starts."""
+    """Return what grows while a program starts: of all its processes, as often another one loads the model."""
     try:
         log_bytes = os.stat(log_path).st_size
     except OSError:
         log_bytes = 0
-    return progress.Sign(log_bytes, proc.memory_bytes(pid), proc.read_bytes(pid), proc.page_faults(pid))
+    family = [process.pid for process in proc.sessions({pid})] or [pid]
+    return progress.Sign(log_bytes, sum(map(proc.memory_bytes, family)), sum(map(proc.read_bytes, family)),
+                         sum(map(proc.page_faults, family)))
 
 
 class Watch:

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
-from llmgw.domain.engine import LLAMA_CPP
+from llmgw.domain.engine import LLAMA_CPP, PYTHON_ENGINES
 from llmgw.domain.model import ModelSpec, Weights, context_per_request
 from llmgw.domain.node import Gpu
 from llmgw.domain.replica import GpuSlot
 
 OVERHEAD_BYTES = 256 << 20    # the engine itself: code, compute buffers, a tokenizer
+PYTHON_BYTES = 3 << 30        # torch and its kind, in several processes
 COMPUTE_SHARE = 0.05          # of the weights: activations grow with the model
 UNKNOWN_KV_SHARE = 0.10       # of the weights, when no header tells the KV cache's size
 GPU_USABLE_SHARE = 0.9        # what vLLM and its kind claim of a card
@@ -24,6 +25,8 @@ def kv_bytes(spec: ModelSpec, weights: Weights) -> int:
 
 def memory_bytes(spec: ModelSpec, weights: Weights) -> int:
     """Return what a replica needs: weights, KV cache, and the engine's own."""
+    if spec.engine in PYTHON_ENGINES and spec.gpus == 0:      # a cache of a quarter of the weights: engines/vllm.py
+        return int(weights.size_bytes * (1 + COMPUTE_SHARE)) + max(1 << 30, weights.size_bytes // 4) + PYTHON_BYTES
     return int(weights.size_bytes * (1 + COMPUTE_SHARE)) + kv_bytes(spec, weights) + OVERHEAD_BYTES
 
 
@@ -33,8 +36,8 @@ def gpu_count(spec: ModelSpec) -> int:
 
 
 def may_use_cpu(spec: ModelSpec) -> bool:
-    """Whether the model may run without a GPU: llama.cpp that was not told to use one."""
-    return spec.engine == LLAMA_CPP and not spec.gpus
+    """Whether the model may run without a GPU: by itself with llama.cpp only, else when told to."""
+    return spec.gpus == 0 or (spec.engine == LLAMA_CPP and spec.gpus is None)
 
 
 def choose_gpus(spec: ModelSpec, weights: Weights,

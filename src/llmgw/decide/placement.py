@@ -12,7 +12,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
 from llmgw.decide import fit
 from llmgw.decide.liveness import NodeLife, NodeLiveness
 from llmgw.decide.weights import reserve
-from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase
+from llmgw.domain.engine import CPU, LLAMA_CPP, EngineObserved, EnginePhase
 from llmgw.domain.heartbeat import NodeObserved
 from llmgw.domain.model import ModelSpec, Weights, WeightsPhase
 from llmgw.domain.node import Gpu
@@ -181,7 +181,7 @@ class Board:
                 continue
             if _why_no_disk(room, need) or _why_filtered(room, need):
                 continue
-            found = _fit_gpus(room, need) if on_gpus else _fit_cpu(room, memory)
+            found = _fit_gpus(room, need) if on_gpus else _fit_cpu(room, need, memory)
             if isinstance(found, Shard):
                 best, rank = found, here
                 if here <= ideal:
@@ -212,7 +212,7 @@ class Board:
             if isinstance(found, Shard) or not fit.may_use_cpu(need.spec):
                 return found if isinstance(found, str) else "could take it"
             gpu_problem = found
-        on_cpu = _fit_cpu(room, memory)
+        on_cpu = _fit_cpu(room, need, memory)
         if isinstance(on_cpu, Shard):
             return "could take it"
         return f"{on_cpu}; {gpu_problem}" if gpu_problem and room.gpus else on_cpu
@@ -230,7 +230,11 @@ def _claim(spec: ModelSpec, weights: Weights, state: Optional[ShardState], sign:
     return fit.memory_bytes(spec, weights)
 
 
-def _fit_cpu(room: _Room, memory: int) -> Union[Shard, str]:
+def _fit_cpu(room: _Room, need: Need, memory: int) -> Union[Shard, str]:
+    engine = need.spec.engine
+    if engine != LLAMA_CPP:
+        if not any(CPU in seen.devices for seen in _usable(room, engine, need.engine_version)):
+            return f"its {engine} is not made for the CPU (one that is can be named under engines: in agent.yaml)"
     if room.memory >= memory:
         return Shard(0, room.node.name)
     return f"{fit.gib(memory)} of memory are needed, {fit.gib(room.memory)} are free"

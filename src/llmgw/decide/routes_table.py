@@ -6,7 +6,7 @@ from typing import FrozenSet, List, Mapping, Optional, Sequence, Tuple
 from llmgw.decide.liveness import NodeLife
 from llmgw.decide.placement import NodeState
 from llmgw.decide.replicas import Wanted, observed_shard
-from llmgw.domain.model import context_per_request
+from llmgw.domain.model import told_context
 from llmgw.domain.replica import Replica, ReplicaWish, ShardState
 from llmgw.domain.route import RoutedKey, RoutedModel, RoutedReplica, RouteTable
 
@@ -47,7 +47,7 @@ def _model(want: Wanted, rows: Sequence[Replica], nodes: Mapping[str, NodeState]
     return RoutedModel(
         name=want.spec.name, engine=want.spec.engine, aliases=want.spec.aliases, task=want.spec.task,
         created=int(min((row.created_at for row in rows), default=0.0)),
-        context_length=context_per_request(want.spec, weights) if weights is not None else want.spec.context_length,
+        context_length=told_context(want.spec, weights),
         replicas=tuple(routed),
         why_not="" if is_served else _short(why_not(want, rows, nodes, unplaced)),
         retry_after_seconds=COMING_RETRY_SECONDS if coming else PROBLEM_RETRY_SECONDS)

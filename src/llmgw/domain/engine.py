@@ -11,6 +11,7 @@ SGLANG = "sglang"
 TRTLLM = "trtllm"
 ENGINES = (LLAMA_CPP, VLLM, SGLANG, TRTLLM)
 PYTHON_ENGINES = (VLLM, SGLANG)      # an environment of packages, made on the node
+CPU = "CPU"                          # among the devices of a build that runs without a GPU
 UV, PYTHON = "uv", "python"
 TOOLS = (UV, PYTHON)                 # what makes such an environment; releases of their own
 DEFAULT_VERSIONS = {LLAMA_CPP: "b10991", VLLM: "0.30.0"}   # what this release was checked against

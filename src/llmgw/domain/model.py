@@ -5,6 +5,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
+from llmgw.domain.engine import LLAMA_CPP
+
 CHUNK_BYTES = 8 << 20
 DEFAULT_CONTEXT = 8192
 
@@ -75,6 +77,13 @@ def context_per_request(model: ModelSpec, weights: Weights) -> int:
     if model.context_length is not None:
         return model.context_length
     return min(weights.context_train or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+
+
+def told_context(model: ModelSpec, weights: Optional[Weights]) -> Optional[int]:
+    """Return how many tokens one request may use, as far as that is known outside of the engine."""
+    if model.engine != LLAMA_CPP or weights is None:
+        return model.context_length       # the others choose for themselves
+    return context_per_request(model, weights)
 
 
 class WeightsPhase(str, enum.Enum):

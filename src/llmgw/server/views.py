@@ -8,7 +8,7 @@ from llmgw.decide.placement import NodeState
 from llmgw.decide.replicas import Wanted, observed_shard
 from llmgw.decide.routes_table import why_not
 from llmgw.domain.engine import EngineWanted
-from llmgw.domain.model import context_per_request
+from llmgw.domain.model import told_context
 from llmgw.domain.node import NodeFacts, NodeIdentity
 from llmgw.domain.replica import Replica, ReplicaWish, ShardObserved, ShardState
 from llmgw.domain.route import Gauges
@@ -53,7 +53,7 @@ def model_view(want: Wanted, snapshot: Snapshot) -> ModelView:
         name=want.spec.name, engine=want.spec.engine, engine_version=want.engine_version,
         task=want.spec.task.value, weights=want.spec.weights, wanted=want.spec.replicas, ready=ready,
         aliases=want.spec.aliases, replicas=tuple(row.id for row in rows), why_not=reasons,
-        context_length=context_per_request(want.spec, weights) if weights is not None else want.spec.context_length,
+        context_length=told_context(want.spec, weights),
         size_bytes=weights.size_bytes if weights is not None else None)
 
 

@@ -1,0 +1,155 @@
+"""Agents as processes that install a Python engine: two of them alike, one killed between any two steps.
+
+What they install is a stand-in of a few lines; server, agents, uv and Python are real, GitHub and index on loopback.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from llmgw.agent.uv import MARKER
+from llmgw.api import paths
+from llmgw.api.client import ControlClient
+from llmgw.domain.secret import Secret
+from llmgw.parse import lock
+from llmgw.system import proc, spawn
+from llmgw.system.ports import is_free
+from tests.fakes.cuda_archive import nvidia_smi
+from tests.fakes.github import FakeGithub
+from tests.fakes.package_index import PackageIndex
+from tests.fakes.python_fleet import tiny_vllm
+from tests.server.running import RunningServer, until
+
+CONFIG = """
+cluster: test
+engines:
+  vllm: {version: 0.30.1, as_of: 2026-06-01, python: %s}
+"""
+STEPS = ("tools-before-rename", "tools-python-unpacked", "python-made", "python-resolved", "python-agreed",
+         "python-installed", "python-checked", "python-before-rename", "python-after-rename")
+
+
+class Agent:
+    """One node's data folder, and the agent processes that work on it."""
+
+    def __init__(self, name, folder, url, token, index, port):
+        self.name, self.data, self.port = name, folder / name, port
+        self._log = folder / f"{name}.log"
+        self._words = ["--server", url, "--token-file", token, "--node", name, "--data-dir", str(self.data),
+                       "--gate-port", str(port), "--engine-ports", str(port + 1)]
+        self._env = {**os.environ, "LLMGW_REHEARSE_NVIDIA_PATH": str(folder / "smi"), "UV_DEFAULT_INDEX": index.url}
+
+    def start(self, **env):
+        with open(self._log, "ab") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "llmgw", "--debug", "agent", *self._words],
+                                            env={**self._env, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return self
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(60)
+        spawn.stop((MARKER, str(self.data)), grace_seconds=1.0)
+        spawn.stop(("LLMGW_GATE", str(self.data)), grace_seconds=1.0)
+
+    @property
+    def folder(self):
+        return self.data / "engines" / "vllm" / "0.30.1"
+
+    def list(self):
+        return (self.folder / ".llmgw-packages.txt").read_text()
+
+    def runs(self):
+        return subprocess.run([self.folder / "bin" / "python", "-m", "vllm.entrypoints.cli.main", "--version"],
+                              stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout.endswith("0.30.1\n")
+
+
+@pytest.fixture
+def site(tmp_path, uv_archive, python_archive):
+    """A control plane, and a function that makes nodes of it."""
+    if shutil.disk_usage(tmp_path).free < 26 * 10**9:
+        pytest.skip("vLLM asks for 25 GB of free disk, and there are less")
+    version, build = python_archive
+    nvidia_smi(tmp_path / "smi")
+    with FakeGithub({"0.13.9": {uv_archive.name: uv_archive.path.read_bytes()},
+                     version.partition("+")[2]: {build.name: build.path.read_bytes()}}) as github, PackageIndex() as index:
+        tiny_vllm(index)
+        server = RunningServer(tmp_path, CONFIG % version).start(LLMGW_GITHUB_API=github.url)
+        admin = ControlClient([server.url], Secret((server.data / "tokens" / "admin").read_text().strip()))
+        agents = []
+
+        def node(name):
+            port = next(first for first in range(23000 + os.getpid() % 900 * 10, 60000, 10) if is_free("127.0.0.1", first))
+            agents.append(Agent(name, tmp_path, server.url, str(server.data / "tokens" / "node"), index, port + len(agents) * 10))
+            return agents[-1]
+
+        def engine(name):
+            (found,) = admin.json("GET", paths.ENGINES)["items"]
+            return dict(found["nodes"]).get(name, {})
+
+        yield type("Site", (), {"node": staticmethod(node), "engine": staticmethod(engine), "admin": admin, "index": index,
+                                "github": github, "server": server})
+        for agent in agents:
+            agent.close()
+        admin.close()
+        server.stop()
+
+
+def test_stand_in_two_nodes_end_with_the_same_list_each_from_its_own_resolution(site):
+    first, second = site.node("n1").start(), site.node("n2").start()
+    for node in (first, second):
+        until(lambda node=node: site.engine(node.name).get("usable"), f"{node.name} installs", 240)
+    assert first.list() == second.list() and len(lock.read(first.list(), "list")) == 2 and first.runs() and second.runs()
+    assert site.github.downloads("uv-x86_64-unknown-linux-musl.tar.gz") == 1         # once per site
+    (kept,) = site.admin.json("GET", paths.fill(paths.ENGINE_LOCKS, engine="vllm", version="0.30.1"))["items"]
+    assert kept["packages"] == 2 and kept["source"] in ("node/n1", "node/n2")
+    said = site.engine("n1")
+    assert (said["phase"], said["message"], said["source"]) == ("installed", "vllm 0.30.1", "packages")
+
+
+def test_stand_in_a_planted_list_is_refused_with_its_line_and_relock_makes_a_new_one(site):
+    node = ControlClient([site.server.url], Secret((site.server.data / "tokens" / "node").read_text().strip()))
+    path = paths.fill(paths.ENGINE_LOCK, engine="vllm", version="0.30.1", platform="x86_64-manylinux_2_31")
+    node.json("PUT", path, {"node": "evil", "as_of": "2026-06-01T00:00:00Z",
+                            "text": f"vllm==0.30.1 --hash=sha256:{'e' * 64}\n"})
+    node.close()
+    agent = site.node("n1").start()
+    until(lambda: "line 1: vllm==0.30.1: this node finds no file with sha256 eeeeeeeeeeeeeeee…; line 1: vllm==0.30.1: the file "
+          "with sha256" in site.engine("n1").get("message", ""), "the list is refused", 240)
+    assert site.engine("n1")["phase"] == "failed" and not agent.folder.exists()
+    site.admin.json("DELETE", paths.fill(paths.ENGINE_LOCKS, engine="vllm", version="0.30.1"))
+    until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
+
+
+def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_and_does_not_run(site):
+    agent = site.node("n1")
+    for step in STEPS:
+        agent.start(LLMGW_FAILPOINT=f"{step}:kill")
+        assert agent.process.wait(240) == -signal.SIGKILL, step
+        assert not site.engine("n1").get("usable"), step
+        assert not agent.folder.exists() or (step == "python-after-rename" and agent.runs()), step
+    agent.start()
+    until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
+    assert agent.runs() and proc.marked(MARKER, str(agent.data)) == []
+    left = [path.name for path in (agent.data / "engines" / "vllm").iterdir()]
+    assert left == ["0.30.1"]
+
+
+def test_stand_in_an_agent_that_was_killed_leaves_no_uv_behind_that_writes_on(site):
+    import threading
+    site.index.hold = threading.Event()
+    agent = site.node("n1").start()
+    until(lambda: any(path.endswith(".whl") for path in site.index.web.paths()), "uv fetches a file", 240)
+    agent.process.kill()
+    agent.process.wait(30)
+    (orphan,) = proc.marked(MARKER, str(agent.data))
+    agent.start()
+    until(lambda: orphan.pid not in [each.pid for each in proc.marked(MARKER, str(agent.data))], "the old uv ends", 60)
+    site.index.hold.set()
+    until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
+    assert agent.runs()

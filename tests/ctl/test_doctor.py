@@ -122,6 +122,52 @@ def test_stand_in_a_gpu_that_is_too_old_for_vllm(doctor, tmp_path):
     assert read(done)["vllm", "libraries"][0] == "not applicable"
 
 
+def cards(tmp_path, name="NVIDIA H100 80GB HBM3", driver="590.48.01", capability="9.0"):
+    return smi(tmp_path, f"0, {UUID}, {name}, {driver}, {capability}, Disabled, 81559 MiB, 0 MiB")
+
+
+def missing(done):
+    return {name: said[1] for (_, name), said in read(done).items() if said[0] == "missing"}
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc would be missing too")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("card, name, said", [
+    ({"driver": "535.183.01"}, "NVIDIA driver", "the NVIDIA driver is 535.183.01, 580 or newer is needed"),
+    ({"name": "Tesla P100-PCIE-16GB", "capability": "6.0"}, "compute capability",
+     "GPU 0 (Tesla P100-PCIE-16GB) has compute capability 6.0, 7.5 or higher is needed"), ({}, "", "")])
+def test_stand_in_exactly_what_is_missing_for_a_python_engine_is_named(doctor, tmp_path, engine, card, name, said):
+    if shutil.disk_usage(tmp_path).free < 26 * 10**9:
+        pytest.skip("there are less than 25 GB of free disk here, which would be missing too")
+    done = doctor(engine, "--json", env=cards(tmp_path, **card))
+    assert missing(done) == ({name: said} if name else {}) and done.returncode == (3 if name else 0), done.stdout
+
+
+def test_stand_in_a_disk_without_room_for_a_python_engine_is_named(doctor, tmp_path):
+    small = [place for place in ("/run", "/dev", "/dev/shm", "/run/lock")
+             if os.path.isdir(place) and 0 < shutil.disk_usage(place).free < 25 * 10**9]
+    if not small:
+        pytest.skip("no small filesystem here")
+    done = doctor("vllm", "--json", env=cards(tmp_path), data=f"{small[0]}/llmgw-test-nothing-there")
+    assert list(missing(done)) == ["disk"] and "25.0 GB are needed while installing" in missing(done)["disk"]
+
+
+def test_the_operators_own_environment_is_asked_what_it_holds(doctor, tmp_path):
+    info = tmp_path / "site" / "vllm-0.30.0+cpu.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.0+cpu\n")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    config = tmp_path / "agent.yaml"
+    config.write_text(f"engines:\n  vllm: {{python: {python}}}\n")
+    done = doctor("--config", str(config), "--json", "vllm")
+    assert read(done)["vllm", "program"][:2] == ("ok", f"{python} holds vllm 0.30.0+cpu")
+    config.write_text(f"engines:\n  sglang: {{python: {python}}}\n")
+    done = doctor("--config", str(config), "--json", "sglang")
+    assert read(done)["sglang", "program"][:2] == ("missing", f"{python} has no package sglang") and done.returncode == 3
+
+
 def test_the_operators_own_program_is_looked_at(doctor, tmp_path, llama_server):
     config = tmp_path / "agent.yaml"
     config.write_text(f"engines:\n  llama.cpp: {{binary: {llama_server}}}\n")

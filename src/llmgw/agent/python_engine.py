@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 from llmgw.agent import fleet_list, uv
 from llmgw.agent.layout import Layout
 from llmgw.agent.prove import Report
-from llmgw.agent.python_checks import check_environment, version_of
+from llmgw.agent.python_checks import check_environment
 from llmgw.agent.python_needs import PythonNeeds
 from llmgw.agent.python_tools import PythonTools
 from llmgw.agent.uv import Uv
@@ -28,6 +28,7 @@ from llmgw.domain.node import NodeFacts
 from llmgw.engines import recipes
 from llmgw.engines.recipes import RECIPES, Recipe
 from llmgw.parse import lock, uv_output
+from llmgw.probe.python_package import version_of
 from llmgw.system import download, failpoint, files, follow, installed
 from llmgw.system.installed import Installed
 from llmgw.system.process import Processes

@@ -19,8 +19,10 @@ from llmgw.domain.errors import ConfigError, LlmgwError, UsageError
 from llmgw.domain.node import NodeFacts
 from llmgw.domain.requirement import Library, Requirement, Status
 from llmgw.engines.needs import NEEDS
+from llmgw.engines.recipes import RECIPES
 from llmgw.parse import agent_yaml
 from llmgw.probe import engine, machine
+from llmgw.probe.python_package import version_of
 from llmgw.system import data_dir, files, installed
 from llmgw.system import packages as package_manager
 from llmgw.system.installed import Installed
@@ -29,6 +31,7 @@ from llmgw.system.process import Processes
 TITLES = ("NEEDS", "STATE", "FOUND")
 MISSING_EXIT = 3
 RUNS = "program"
+ASK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -147,15 +150,30 @@ class Doctor:
 
     def _as_marked(self, found: Installed) -> Finding:
         """Return an engine that takes a GPU and minutes to run: what its install saw must do."""
-        return Finding(found.name, found.version, requirements=self._check(found.name, None, installed=True) + (
-            Requirement(RUNS, Status.NOT_APPLICABLE, f"it ran when it was installed: {found.says}"),))
+        folder = installed.version_dir(self._engines, found.name, found.version)
+        runs = self._holds(found.name, os.path.join(folder, found.program))
+        if runs.status is Status.OK:
+            runs = Requirement(RUNS, Status.OK, f"{runs.message}; it ran when it was installed: {found.says}")
+        return Finding(found.name, found.version, requirements=self._check(found.name, None, installed=True) + (runs,))
+
+    def _holds(self, name: str, path: str) -> Requirement:
+        """Ask an environment which version of the engine it holds."""
+        if not os.path.isfile(path):
+            return Requirement(RUNS, Status.MISSING, f"{path}: no such file",
+                               "name a Python that has the engine, in agent.yaml")
+        if name not in RECIPES:
+            return Requirement(RUNS, Status.OK, path)
+        try:
+            version = version_of(self._processes, path, RECIPES[name].package, ASK_SECONDS)
+        except LlmgwError as error:
+            return Requirement(RUNS, Status.MISSING, error.message, "name a Python that has the engine, in agent.yaml")
+        return Requirement(RUNS, Status.OK, f"{path} holds {name} {version}")
 
     def _operators(self, name: str, path: str) -> Finding:
         if name != LLAMA_CPP:
-            there = os.path.isfile(path)
-            return Finding(name, "operator", requirements=self._check(name, None, installed=True) + (Requirement(
-                RUNS, Status.OK if there else Status.MISSING, path if there else f"{path}: no such file",
-                "" if there else "name a Python that has the engine, in agent.yaml"),))
+            runs = self._holds(name, path)
+            checks = self._check(name, None, installed=True, cpu=runs.message.endswith("+cpu"))
+            return Finding(name, "operator", requirements=checks + (runs,))
         lacking, problem = self._lacking(engine.elves_beside(path), path)
         checks = self._check(name, lacking, installed=True, cpu=True)
         return Finding(name, "operator", requirements=checks + (

@@ -112,3 +112,13 @@ def test_tokens_never_reach_the_log():
     line = logs.redact("GET / Authorization: Bearer abcdefghijkl key llmgw_infer_abcd1234_" + "x" * 43)
 
     assert "abcdefghijkl" not in line and "xxxx" not in line
+
+
+def test_what_a_killed_writer_left_is_swept_and_nothing_else(tmp_path):
+    (tmp_path / "below").mkdir()
+    left = [tmp_path / ".table.json.0123456789ab.tmp", tmp_path / "below" / ".key.abcdef012345.tmp"]
+    kept = [tmp_path / "table.json", tmp_path / "a.tmp", tmp_path / "below" / ".key.short.tmp"]
+    for path in [*left, *kept]:
+        path.write_text("x")
+    files.sweep_scratch(str(tmp_path), str(tmp_path / "none"))
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)

@@ -111,7 +111,8 @@ def test_each_change_of_state_is_one_line_with_its_reason(place):
             "lost-1": ("no heartbeat reason=Unreachable", "connection refused"),
             "lost-2": ("no heartbeat reason=Unauthorized", "the token is not known here"),
             "lost-3": ("no table from the control plane reason=Unreachable",)}.items():
-        assert len(logged(place, name, *words)) == 1, (name, words, place.log(name).read_text()[-3000:])
+        # the tenth failure of a row is told again, to show that it lasts
+        assert 1 <= len(logged(place, name, *words)) <= 2, (name, words, place.log(name).read_text()[-3000:])
     for model, why in (("absent", "weights mirror:absent are not in the mirror"), ("gone", "cannot read /nowhere/gone.gguf")):
         assert len(logged(place, "server", f"model/{model} reason=Unplaced: ", why)) == 1
     failed = logged(place, "node-1", "shard failed shard=broken-", "reason=Ended")

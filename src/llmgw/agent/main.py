@@ -66,6 +66,7 @@ class Agent:
         config = chosen.config
         self._config, self._owned, self._stop = config, chosen.owned, stop
         layout, clock, processes = Layout(config.data_dir), Clock(), Processes()
+        self._layout = layout
         client = ControlClient(config.servers, chosen.token)
         self._processes = processes
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
@@ -93,6 +94,8 @@ class Agent:
         self._end(threads)
 
     def _recall(self) -> None:
+        layout = self._layout
+        files.sweep_scratch(os.path.dirname(layout.desired), layout.gate, layout.shards, layout.models)
         self._heartbeat.recall()
         self._engines.recall()
         self._weights.recall()

@@ -36,6 +36,7 @@ def run(argv: List[str], debug: bool) -> int:
     host, port = _address(args.listen)
     folder = files.make_dir(data_dir.role_dir("router", args.data_dir))
     lock = files.FolderLock(folder, "router")
+    files.sweep_scratch(folder)
     client = ControlClient(args.server, _token(args.token_file), timeout=10.0) if args.server else None
     try:
         asyncio.run(_Process(folder, host, port, client, args).serve())

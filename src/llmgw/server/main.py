@@ -73,6 +73,7 @@ def run(argv: List[str], debug: bool = False) -> int:
     signal.signal(signal.SIGINT, end)
     lock = files.FolderLock(folder, "server")
     try:
+        files.sweep_scratch(folder)
         Server(folder, config, loaded, host, port, poke).serve(stop)
     finally:
         lock.release()

@@ -6,12 +6,15 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from typing import Any, Iterator, Optional
 
 from llmgw.domain.errors import AlreadyRunning, DiskFull, LlmgwError, StorageError
 from llmgw.system import failpoint
+
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 
 def storage_error(what: str, path: str, error: OSError) -> LlmgwError:
@@ -74,6 +77,14 @@ def write_atomic(path: str, data: bytes, mode: int = 0o600) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
             raise
+
+
+def sweep_scratch(*folders: str) -> None:
+    """Remove what ``write_atomic`` left below ``folders`` when it was killed; the caller has them to itself."""
+    for top in folders:
+        for folder, _, names in os.walk(top):
+            for name in filter(_SCRATCH.fullmatch, names):
+                remove(os.path.join(folder, name))
 
 
 def write_json(path: str, data: Any, mode: int = 0o600) -> None:

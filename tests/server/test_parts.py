@@ -159,6 +159,15 @@ def test_a_node_that_reboots_is_let_in_again_and_its_twin_is_not(store, clock):
     nodes.hear(observed())
 
 
+def test_two_agents_of_one_machine_are_told_apart_even_before_they_have_a_gate(store, clock):
+    nodes = Nodes(store, clock, threading.Event())
+    first = observed(identity=replace(observed().identity, instance="one"))
+    nodes.hear(first)
+    with pytest.raises(Conflict, match="another agent calls itself a"):
+        nodes.hear(observed(identity=replace(first.identity, instance="two", gate_port=0)))
+    nodes.hear(observed(identity=replace(first.identity, gate_port=7999)))      # its gate moved to another port
+
+
 def test_a_known_node_is_remembered_and_can_be_forgotten_when_it_is_gone(store, clock):
     nodes = Nodes(store, clock, threading.Event())
     nodes.hear(observed())

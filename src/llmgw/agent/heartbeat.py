@@ -12,7 +12,7 @@ from llmgw.agent.board import Board, Desired
 from llmgw.agent.layout import Layout
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
-from llmgw.domain.errors import LlmgwError
+from llmgw.domain.errors import LlmgwError, Unauthorized
 from llmgw.domain.heartbeat import HeartbeatAnswer, NodeRequest
 from llmgw.system import files
 from llmgw.system.clock import Clock
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 60.0
 TIMEOUT_SECONDS = 8.0
+TOKEN_HINT = "copy the server's tokens/node into this agent's token file, and start it again"
 
 
 class Heartbeat:
@@ -76,7 +77,9 @@ class Heartbeat:
     def _failed(self, error: LlmgwError) -> float:
         self._failures += 1
         if self._failures in (1, 10) or self._failures % 100 == 0:
-            log.warning("no heartbeat reason=%s failures=%d: %s", error.reason, self._failures, error.message)
+            hint = TOKEN_HINT if error.reason == Unauthorized.reason else error.hint
+            log.warning("no heartbeat reason=%s failures=%d: %s%s", error.reason, self._failures, error.message,
+                        f" (try: {hint})" if hint else "")
         # never later than a heartbeat is due: a control plane that is back must soon know everything again
         longest = EVERY_SECONDS if self._failures > 1 else EVERY_SECONDS / 5
         return longest * (0.5 + random.random() / 2)

@@ -1,6 +1,7 @@
 """The node daemon: installs engines, fetches weights, keeps shards and the gate running, and reports."""
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
@@ -59,6 +60,11 @@ def run(argv: List[str], debug: bool) -> int:
     return 0
 
 
+def _instance(data_dir: str) -> str:
+    """Return what tells this agent from others of this machine, and is the same after a restart."""
+    return hashlib.sha256(os.path.realpath(data_dir).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
 class Agent:
     """Puts the loops together; every one is the only writer of its part."""
 
@@ -70,7 +76,7 @@ class Agent:
         client = ControlClient(config.servers, chosen.token)
         self._processes = processes
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
-                                         labels=dict(config.labels)))
+                                         labels=dict(config.labels), instance=_instance(config.data_dir)))
         prover = Prover(processes, layout.packages_log, config.install_packages, lambda: self._board.facts)
         python = PythonInstaller(client, layout, processes,
                                  PythonNeeds(layout, lambda: self._board.facts, config.install_packages), config.node,

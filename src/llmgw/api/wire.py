@@ -22,7 +22,7 @@ NODE_FACTS = Record(
     disk_total_bytes=whole, disk_free_bytes=whole, nvidia_driver=optional(text), gpus=tuple_of(GPU),
     reboot_needed=text, warnings=texts)
 NODE_IDENTITY = Record(node.NodeIdentity, name=text, agent_version=text, boot_id=text, address=text,
-                       gate_port=whole, labels=text_map)
+                       gate_port=whole, labels=text_map, instance=text)
 
 ASSET = Record(engine.Asset, name=text, size_bytes=whole, sha256=text)
 TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), problem=text)

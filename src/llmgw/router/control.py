@@ -5,12 +5,12 @@ import logging
 import os
 import random
 import threading
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Tuple
 from urllib.parse import urlencode
 
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
-from llmgw.domain.errors import LlmgwError, ParseError
+from llmgw.domain.errors import LlmgwError, ParseError, Unauthorized
 from llmgw.domain.route import RouterReport, RouteTable
 from llmgw.system import files, loop
 
@@ -20,6 +20,7 @@ WAIT_SECONDS = 25
 REPORT_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 10.0
+TOKEN_HINT = "copy the server's tokens/router into this router's token file, and start it again"
 
 
 def table_path(data_dir: str) -> str:
@@ -37,6 +38,13 @@ def kept_table(data_dir: str) -> Optional[RouteTable]:
     except ParseError as error:
         log.error("the kept table cannot be used: %s", error.message)
         return None
+
+
+def _doors(table: RouteTable) -> Tuple[object, ...]:
+    """Return what of a table a person wants to hear of: which models, replicas and keys there are."""
+    return (tuple((model.name, model.aliases, tuple((replica.id, replica.incarnation, replica.draining)
+                                                    for replica in model.replicas)) for model in table.models),
+            tuple(key.id for key in table.keys))
 
 
 class Follower:
@@ -71,7 +79,9 @@ class Follower:
         return 0.2 if table is None or self._table is table else PAUSE_SECONDS
 
     def _keep(self, table: RouteTable) -> None:
-        log.info("table taken revision=%d models=%d keys=%d", table.revision, len(table.models), len(table.keys))
+        news = self._table is None or _doors(table) != _doors(self._table)       # else only a sentence changed
+        log.log(logging.INFO if news else logging.DEBUG, "table taken revision=%d models=%d replicas=%d keys=%d",
+                table.revision, len(table.models), sum(len(model.replicas) for model in table.models), len(table.keys))
         self._table = table
         try:
             files.write_atomic(self._path, wire.dumps(wire.ROUTE_TABLE, table))
@@ -82,7 +92,9 @@ class Follower:
         self._misses += 1
         if error.message != self._said:       # once per change, not once per call
             self._said = error.message
-            log.warning("no table from the control plane reason=%s: %s", error.reason, error.message)
+            hint = TOKEN_HINT if error.reason == Unauthorized.reason else error.hint
+            log.warning("no table from the control plane reason=%s: %s%s", error.reason, error.message,
+                        f" (try: {hint})" if hint else "")
         pause = min(PAUSE_SECONDS * 2 ** min(self._misses - 1, 6), MOST_PAUSE_SECONDS)
         return pause * random.uniform(0.8, 1.2)
 

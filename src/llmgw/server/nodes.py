@@ -205,8 +205,11 @@ def _said(observed: NodeObserved) -> NodeObserved:
 
 def _refuse_twin(before: Heard, observed: NodeObserved, now: float) -> None:
     old, new = before.observed.identity, observed.identity
-    is_other = old.boot_id != new.boot_id or (
-        old.gate_port and new.gate_port and (old.gate_port, old.address) != (new.gate_port, new.address))
+    if old.instance and new.instance:
+        is_other = (old.boot_id, old.instance) != (new.boot_id, new.instance)
+    else:                                 # one of them is of an older version
+        is_other = old.boot_id != new.boot_id or bool(
+            old.gate_port and new.gate_port and (old.gate_port, old.address) != (new.gate_port, new.address))
     if is_other and not before.observed.stopping and now - before.at < SUSPECT_SECONDS:
         raise Conflict(f"another agent calls itself {new.name} and was heard {now - before.at:.0f} s ago "
                        f"(at {old.address}:{old.gate_port})",

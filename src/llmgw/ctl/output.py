@@ -199,7 +199,9 @@ def moment(at: float) -> str:
 
 def count(number: Optional[float]) -> str:
     """Return a number without a needless fraction; - for unknown."""
-    return "-" if number is None else f"{number:g}"
+    if number is None:
+        return "-"
+    return str(int(number)) if number == int(number) else f"{number:g}"      # 9000000, not 9e+06
 
 
 def write(text: str) -> None:

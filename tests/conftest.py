@@ -30,17 +30,24 @@ except ImportError:                           # the suite's other parts need not
     pass
 
 
-BROUGHT = {"llama_server", "llama_archive", "release_archive", "gemma"}
+BROUGHT = {"llama_server", "llama_archive", "uv_archive", "python_archive", "release_archive", "gemma"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what uses a real engine or model; leave out what this machine, or this run, cannot have."""
+    chosen = config.getoption("-m") or ""
+    heavy = "heavy" in chosen and "not heavy" not in chosen
     online = "online" in (config.getoption("-m") or "") and "not online" not in config.getoption("-m")
     for item in items:
+        if item.path.name.startswith("test_fire_"):
+            item.add_marker(pytest.mark.fire)
         if BROUGHT & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
         if item.get_closest_marker("online") and not online:
             item.add_marker(pytest.mark.skip(reason="needs the real internet: make verify-online"))
+        if item.get_closest_marker("heavy") and not heavy:
+            item.add_marker(pytest.mark.skip(reason="installs gigabytes: make test-engines"))
         if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
@@ -139,6 +146,12 @@ def python_archive(bring, bring_uv):
         return bring_uv.python_archive(interpreter)
     except bring.CannotBring as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def bring_vllm(bring):
+    """scripts/bring_vllm.py as a module."""
+    return load_script(ROOT / "scripts" / "bring_vllm.py")
 
 
 @pytest.fixture(scope="session")

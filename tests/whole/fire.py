@@ -2,24 +2,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
 import pathlib
+import signal
 import threading
 import time
 import urllib.request
-import zlib
 
 import openai
-
-from llmgw.decide.routing import choose
 from tests.whole.cluster import MODEL, Cluster, free_block, until
 
 NODES = ("node-1", "node-2")
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "Paris"
+SLEEPER = "sleeper"               # a model of its own for what hangs
+TWO_HEARTBEATS = 10.0
 TIMEOUT = 240.0                   # of one request: a hung engine may hold it for two minutes
 ENTRY = """\
   - name: {name}
@@ -39,7 +38,7 @@ def entry(name=MODEL, replicas=2, args=("--threads", "1")):
     return ENTRY.format(name=name, weights=MODEL, replicas=replicas, args=", ".join(f'"{arg}"' for arg in args))
 
 
-def config(*entries, version="b10991", listen="127.0.0.1:0"):
+def config(*entries, version, listen):
     return (f"cluster: fire\nlisten: {listen}\nengines:\n  llama.cpp: {{version: {version}}}\n"
             + ("models:\n" + "".join(entries) if entries else "models: []\n"))
 
@@ -49,31 +48,41 @@ class Fire(Cluster):
 
     def __init__(self, pyz, folder, template, archive, gemma):
         super().__init__(pyz, folder, template)
-        self._archive, self._gemma = archive, gemma
+        self.archive, self._gemma = archive, gemma
         first = free_block(512)
         self._ports = {name: first + at * 128 for at, name in enumerate((*NODES, "server", "router"))}
         self.listen = f"127.0.0.1:{self._ports['server']}"
         self.key = ""
+        self.models, self.version, self.ended = {MODEL: entry(), SLEEPER: entry(SLEEPER)}, "b10991", False
+        self._homes = {}            # {replica: a session that has its home there}
+        self.held = []              # requests that are known to hang
 
     # Starting and killing.
 
-    def set_up(self, *entries):
+    def set_up(self):
         """Start everything and wait until every replica is routed."""
-        self.write(*entries)
+        self.edit({})
         self.start_server()
         for name in NODES:
             self.start_agent(name)
         self.start_router()
-        self.ctl("mirror", "import-engine", self._archive.path, "--sha256", self._archive.sha256)
+        self.ctl("mirror", "import-engine", self.archive.path, "--sha256", self.archive.sha256)
         self.ctl("mirror", "import", self._gemma, "--name", MODEL)
         self.key = json.loads(self.ctl("keys", "create", "fire", "--json"))["secret"]
+        self.calm(SLEEPER)
         self.calm()
 
-    def write(self, *entries, version="b10991"):
-        """Put another server.yaml in place, as an editor does."""
+    def edit(self, models, version=None):
+        """Put another server.yaml in place, as an editor does: with these models changed, None is one removed."""
+        self.models = {name: text for name, text in {**self.models, **models}.items() if text}
+        self.version = version or self.version
         scratch = self.config.with_suffix(".new")
-        scratch.write_text(config(*entries, version=version, listen=self.listen), encoding="utf-8")
+        scratch.write_text(config(*self.models.values(), version=self.version, listen=self.listen), encoding="utf-8")
         os.replace(scratch, self.config)
+
+    def begin_server(self):
+        """Start the server without waiting for it."""
+        self.start("server", "server", "--config", self.config, "--data-dir", self.dir("server"))
 
     def start_agent(self, name, owned=False):
         ports = self._ports[name]
@@ -101,9 +110,22 @@ class Fire(Cluster):
         with urllib.request.urlopen(asked, timeout=30) as answer:
             return json.loads(answer.read())
 
-    def replicas(self, model=MODEL):
-        """Return the replicas of a model by the name of their node; those on their way out too."""
-        return {item["shards"][0]["node"]: item for item in self.api("replicas")["items"] if item["model"] == model}
+    def rows(self, model=MODEL):
+        """Return the replicas of a model; those on their way out too."""
+        return [item for item in self.api("replicas")["items"] if item["model"] == model]
+
+    def on(self, node, model=MODEL):
+        """Return the one replica of a model on a node."""
+        row, = [row for row in self.rows(model) if row["shards"][0]["node"] == node]
+        return row
+
+    def names(self, model=MODEL):
+        return {row["id"] for row in self.rows(model)}
+
+    def on_nodes(self):
+        """Return the names of the nodes where engines run, by the engines' own environments."""
+        return {pathlib.Path(environment["LLMGW_DATA_DIR_MARK"]).name for _, _, environment in _processes()
+                if environment.get("LLMGW_DATA_DIR_MARK", "").startswith(str(self.folder))}
 
     def engines(self, model=None):
         """Return {replica: pid} of the engines that run, by their own environments."""
@@ -131,49 +153,88 @@ class Fire(Cluster):
         return {name[len(mark):].rstrip('"}'): int(value) for name, value in self.metrics().items()
                 if name.startswith(mark)}
 
+    def counted(self):
+        return Counted(self)
+
+    def running(self, model=MODEL):
+        """Return {replica: requests} as the engines count them; what is unknown is left out."""
+        mark = f'llmgw_router_engine_running{{model="{model}",replica="'
+        return {name[len(mark):].rstrip('"}'): int(value) for name, value in self.metrics().items()
+                if name.startswith(mark)}
+
+    def serves(self, replica):
+        """Whether the engine of this replica answers through the gate of its node."""
+        with contextlib.suppress(OSError, ValueError):
+            key, = self.folder.glob(f"*/shards/{replica}.0/key")
+            asked = urllib.request.Request(f"http://127.0.0.1:{self._ports[key.parts[-4]]}/v1/models", headers={
+                "Authorization": f"Bearer {key.read_text().strip()}"})
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                return answer.status == 200
+
     def calm(self, model=MODEL, replicas=2, seconds=240.0):
         """Wait until all wanted replicas are ready and routed, and nothing is in flight."""
         def is_calm():
             self.check()
-            rows = [item for item in self.api("replicas")["items"] if item["model"] == model]
+            rows = self.rows(model)
             if len(rows) != replicas or any(row["state"] != "ready" for row in rows):
                 return False
             counts = self.in_flight(model)
             return set(counts) == {row["id"] for row in rows} and not any(counts.values())
+        self.until(f"{model} is calm", is_calm, seconds)
+        self.until("no other request is active", lambda: self.metrics()["llmgw_router_active_requests"]
+                   == sum(not asked.over.is_set() for asked in self.held))
+
+    def right_within_two_heartbeats(self):
+        """Wait for a server that was just started; it must soon know of every node and replica that it is well."""
+        self.endpoint("server")
+        back = time.monotonic()
+        self.until("all is right", lambda: all(
+            {item["state"] for item in items} == {"ready"} and len(items) == 2 for items in (
+                self.api("nodes")["items"], self.rows())))
+        assert time.monotonic() - back < TWO_HEARTBEATS
+
+    def until(self, what, check, seconds=120.0):
+        """Wait for something that the cluster does; when it does not, tell all that it says."""
         try:
-            until(f"{model} is calm", is_calm, seconds)
-            until("no request is active", lambda: self.metrics()["llmgw_router_active_requests"] == 0)
+            return until(what, check, seconds)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.ctl('replicas')}\n{self.ctl('models')}\n{self.logs()}") from None
+            with contextlib.suppress(AssertionError):     # there may be no server to ask
+                error = "\n".join([str(error)] + [self.ctl(word) for word in ("engines", "models", "replicas", "events")])
+            raise AssertionError(f"{error}\n{self.logs()}") from None
 
     # Asking.
 
     def client(self):
         return openai.OpenAI(base_url=self.router["url"] + "/v1", api_key=self.key, max_retries=0, timeout=TIMEOUT)
 
-    def ask(self, model=MODEL, session=None):
-        """Start one short plain request; return it."""
-        return Asked(self, False, model, session, max_tokens=8, stop=["\n"])
+    def ask(self, model=MODEL, session=None, tokens=0):
+        """Start one plain request, short unless told how many tokens; return it."""
+        more = {"max_tokens": tokens, "extra_body": {"ignore_eos": True}} if tokens else {"max_tokens": 8, "stop": ["\n"]}
+        return Asked(self, False, model, session, **more)
 
     def stream(self, model=MODEL, session=None, tokens=600):
         """Start one long stream; return it."""
         return Asked(self, True, model, session, max_tokens=tokens, extra_body={"ignore_eos": True})
 
-    def session_of(self, replica, model=MODEL):
-        """Return a session whose home is this replica, while none is busy."""
-        candidates = [_Candidate(name) for name in self.in_flight(model)]
-        return next(session for session in map(str, itertools.count())
-                    if choose(candidates, zlib.crc32(session.encode()), True).name == replica)
-
     def hold(self, replica, *, stream, model=MODEL, **more):
-        """Start a request on this replica, of a model that is calm, and wait until it runs there; return it."""
+        """Start a request on this replica, of a model without other load, and wait until it runs there; return it.
+
+        Where a request goes is the router's secret: sessions are tried until one has its home here.
+        """
+        sessions = itertools.chain([self._homes.get(replica, "0")], map(str, itertools.count()))
+
         def held():
-            asked = (self.stream if stream else self.ask)(model, self.session_of(replica, model), **more)
-            until("a replica has the request", lambda: self.in_flight(model).get(replica) or asked.over.is_set())
+            before, session = self.in_flight(model), next(sessions)
+            asked = (self.stream if stream else self.ask)(model, session, **more)
+            self.until("a replica has the request", lambda: asked.over.is_set() or sum(
+                self.in_flight(model).values()) > sum(before.values()))
+            if self.in_flight(model).get(replica, 0) <= before.get(replica, 0):
+                return asked.leave()
             if stream:
-                until("the stream has begun", lambda: asked.pieces > 3 or asked.over.is_set())
-            return None if asked.over.is_set() else asked    # over: the replica was avoided for a moment
-        return until(f"a request waits on {replica}", held)
+                self.until("the stream has begun", lambda: asked.pieces > 3 or asked.over.is_set())
+            self._homes[replica] = session
+            return asked
+        return self.until(f"a request runs on {replica}", held)
 
     def end(self):
         """Stop everything as an operator would; return what is left of it, which should be nothing."""
@@ -183,9 +244,11 @@ class Fire(Cluster):
         for name in NODES:
             said = len(self.log(name).read_text())
             self.start_agent(name, owned=True)
-            until(f"{name} has adopted its gate", lambda: "gate adopted" in self.log(name).read_text()[said:])
+            self.until(f"{name} has adopted its gate",
+                       lambda name=name, said=said: "gate adopted" in self.log(name).read_text()[said:])
         for name in (*NODES, "server"):
             self._stop_well(name)
+        self.ended = True
         return self.left()
 
     def _stop_well(self, name):
@@ -193,14 +256,40 @@ class Fire(Cluster):
         assert code == 0, f"{name} ended with {code}:\n{self.log(name).read_text()[-3000:]}"
 
 
-class _Candidate:
-    """An idle replica, as the router's choice sees it."""
+class Counted:
+    """Looks at the router again and again; ``fewest`` is the least number of replicas that it could ask."""
 
-    slots, in_flight, queue, in_flight_then, kv_used = 2, 0, None, 0, None
+    def __init__(self, fire):
+        self._fire, self.fewest = fire, 99
 
-    def __init__(self, name):
-        self.name = name
-        self.seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    def rolled(self, old, count=2):
+        """Whether ``count`` replicas that are none of ``old`` are all there is."""
+        self.fewest = min(self.fewest, len(self._fire.in_flight()))
+        with contextlib.suppress(OSError):        # the server may be away
+            rows = self._fire.rows()
+            return (len(rows) == count and not {row["id"] for row in rows} & old
+                    and all(row["state"] == "ready" for row in rows))
+
+
+class Hang:
+    """One of two engines is stopped while each has a stream and a request without a byte yet."""
+
+    def __init__(self, fire):
+        self.replica = fire.on("node-1", SLEEPER)["id"]
+        self.pid = fire.engines(SLEEPER)[self.replica]
+        self.streams = [fire.stream(SLEEPER, tokens=250) for _ in range(2)]
+        self.plain = [fire.ask(SLEEPER, tokens=120) for _ in range(2)]
+        fire.held += self.streams + self.plain
+        fire.until("each has two requests", lambda: set(fire.in_flight(SLEEPER).values()) == {2})
+        fire.until("both streams have begun", lambda: all(stream.pieces for stream in self.streams))
+        os.kill(self.pid, signal.SIGSTOP)
+        self.stopped_at, self.stopped_wall = time.monotonic(), time.time()
+        fire.until("those of the other engine have ended", lambda: sum(asked.over.is_set() for asked in fire.held) == 2)
+
+    def told(self, fire, reason):
+        """Return the event in which the node tells this of the replica, None before that."""
+        return next((event for event in fire.api("events")["items"] if event["at"] > self.stopped_wall
+                     and (event["subject"], event["reason"]) == (f"replica/{self.replica}", reason)), None)
 
 
 class Asked:
@@ -212,7 +301,7 @@ class Asked:
     def __init__(self, fire, stream, model, session=None, **more):
         self.over, self.outcome, self.pieces, self.text, self.said = threading.Event(), "", 0, "", ""
         self.is_stream, self.begun_at = stream, time.monotonic()
-        self._fire = fire
+        self._fire, self._left = fire, threading.Event()
         self._words = {"model": model, "messages": QUESTION, "temperature": 0, "stream": stream, **more}
         if session is not None:
             self._words["extra_headers"] = {"X-Session-Id": session}
@@ -221,6 +310,11 @@ class Asked:
     def __repr__(self):
         kind = "stream" if self.is_stream else "plain"
         return f"<{kind} {self.outcome or 'running'} after {self.pieces} pieces {self.text[:40]!r} {self.said[:300]}>"
+
+    def leave(self):
+        """Want it no more, as a client that closes its connection does."""
+        self._left.set()
+        self.wait()
 
     def wait(self, seconds=TIMEOUT):
         assert self.over.wait(seconds), self
@@ -237,10 +331,10 @@ class Asked:
         except openai.APIStatusError as error:
             self.outcome, self.said = f"status {error.status_code}", str(error)
         except openai.APIConnectionError as error:
-            self.outcome, self.said = "unreachable", str(error)
+            self.outcome, self.said = "cut" if self.pieces else "unreachable", str(error)
         except openai.APIError as error:              # an event of a stream that has begun
             self.outcome, self.said = "error event", f"{error.code}: {error.message}"
-        except Exception as error:                    # of the HTTP library under the client: it has had two names
+        except Exception as error:                    # of the HTTP library below; it differs between clients
             self.outcome, self.said = "cut", repr(error)
         finally:
             self.ended_at = time.monotonic()
@@ -252,6 +346,10 @@ class Asked:
             return
         reason = None
         for piece in answer:
+            if self._left.is_set():
+                answer.close()
+                self.outcome = "left"
+                return
             for choice in piece.choices:
                 self.pieces += 1
                 self.text += choice.delta.content or ""

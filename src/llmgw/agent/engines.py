@@ -246,7 +246,8 @@ class EngineKeeper:
     def _forget_unwanted(self, wanted: Sequence[EngineWanted]) -> None:
         """Drop from the report what is neither wanted nor here."""
         keep = {(item.name, item.version) for item in wanted} | set(self._here)
-        keep |= {(name, "operator") for name in self._operator}
+        names = {item.name for item in wanted}
+        keep |= {(name, "operator") for name in self._operator if name not in names}
         for key in [key for key in self._last if key not in keep]:
             del self._last[key]
             self._board.drop_engine(key)

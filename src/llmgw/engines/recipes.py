@@ -8,8 +8,9 @@ from llmgw.domain.engine import SGLANG, VLLM
 from llmgw.domain.errors import RequirementMissing
 from llmgw.engines import sglang, vllm
 
-# uv's and pip's own; a .pth file runs at every start of Python, so whatever else brings one is looked at by a person.
-_PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth"))
+# A .pth file runs at every start of Python, so each is looked at by a person: these are of uv, of setuptools, and of
+# nvidia-cutlass-dsl, which puts a folder of its own on the path.
+_PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth", "nvidia_cutlass_dsl_packages.pth"))
 ARCHES = ("x86_64", "aarch64")
 _SPELLINGS = {**{arch: arch for arch in ARCHES}, "amd64": "x86_64", "arm64": "aarch64"}
 

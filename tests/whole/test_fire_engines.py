@@ -1,59 +1,26 @@
-"""What runs on a node is killed, stopped and broken while the real openai client asks for more."""
+"""Gates and engines are killed under load; a model that always ends harms nobody."""
 from __future__ import annotations
 
 import contextlib
 import json
 import os
 import signal
-import time
 
 import pytest
 
-from tests.whole.cluster import MODEL, until
-from tests.whole.fire import NODES, QUESTION, Load, entry
+from tests.whole.cluster import MODEL
+from tests.whole.fire import QUESTION, Load, entry
 
-pytestmark = pytest.mark.slow
-SLEEPER = "sleeper"
-MORE = (entry(SLEEPER),)
-
-
-@pytest.fixture(autouse=True)
-def calm_before_and_after(fire):
-    """Every test finds, and leaves, two ready replicas and no request in flight."""
-    fire.calm()
-    yield
-    fire.calm()
-
-
-def test_kill_9_of_every_agent_costs_no_request_and_no_process(fire):
-    engines, gates = fire.engines(), fire.gates()
-    streams = [fire.hold(row["id"], stream=True, tokens=120) for row in fire.replicas().values()]
-    with Load(fire) as load:
-        load.more(2)
-        for name in NODES:
-            fire.kill9(name)
-        load.more(6)
-        assert (fire.engines(), fire.gates()) == (engines, gates)
-        for name in NODES:
-            fire.start_agent(name)
-        until("both agents have adopted what runs", lambda: all(
-            fire.log(name).read_text().count("gate adopted") == 1
-            and fire.log(name).read_text().count("shard adopted") == 2 for name in NODES))
-        load.more(6)
-    assert [asked.wait().outcome for asked in streams] == ["whole", "whole"]
-    assert load.failed == [] and load.broken == []
-    fire.calm()
-    assert (fire.engines(), fire.gates()) == (engines, gates)
-    assert {row["shards"][0]["observed"]["restarts"] for row in fire.replicas().values()} == {0}
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hang", "calm")]
 
 
 def test_kill_9_of_a_gate_is_repaired_with_the_engine_untouched(fire):
     engines, gates = fire.engines(), fire.gates()
-    replica = fire.replicas()["node-2"]["id"]
+    replica = fire.on("node-2")["id"]
     stream = fire.hold(replica, stream=True)
     os.kill(gates["node-2"], signal.SIGKILL)
     assert stream.wait().outcome == "error event" and "upstream_disconnected" in stream.said, stream
-    until("the gate is back", lambda: fire.gates().get("node-2") not in (None, gates["node-2"]))
+    fire.until("the gate is back", lambda: fire.gates().get("node-2") not in (None, gates["node-2"]))
     fire.calm()
 
     gate = fire.gates()["node-2"]
@@ -69,12 +36,12 @@ def test_kill_9_of_a_gate_is_repaired_with_the_engine_untouched(fire):
 
 
 def test_kill_9_of_an_engine_costs_only_the_streams_that_had_begun(fire):
-    engines, gates = fire.engines(), fire.gates()
-    row = fire.replicas()["node-1"]
+    engines, gates = fire.engines(MODEL), fire.gates()
+    row = fire.on("node-1")
     stream = fire.hold(row["id"], stream=True)
     os.kill(engines[row["id"]], signal.SIGKILL)
     assert stream.wait().outcome == "error event" and "upstream_disconnected" in stream.said, stream
-    until("another engine runs", lambda: fire.engines().get(row["id"]) not in (None, engines[row["id"]]))
+    fire.until("another engine runs", lambda: fire.engines().get(row["id"]) not in (None, engines[row["id"]]))
     fire.calm()
 
     second = fire.engines()[row["id"]]
@@ -87,27 +54,27 @@ def test_kill_9_of_an_engine_costs_only_the_streams_that_had_begun(fire):
         load.more(8)
     assert load.failed == []
     fire.calm()
-    now = fire.engines()
+    now = fire.engines(MODEL)
     assert now.pop(row["id"]) not in (engines[row["id"]], second)
     assert now == {name: pid for name, pid in engines.items() if name != row["id"]} and fire.gates() == gates
     said = fire.ctl("replicas", "--explain", row["id"])
-    assert "2 restarts" in said and "first failure" in said and "the engine ended unasked" in said, said
+    assert "2 restarts" in said and "first failure" in said, said
+    assert "was ended by signal 9" in said or "ended unasked" in said, "an adopted one leaves no exit code"
     assert "--api-key-file" in said and "its log ended:" in said and "launch_slot_" in said
     key = (fire.dir("node-1") / "shards" / f"{row['id']}.0" / "key").read_text().strip()
     assert key not in said and key not in fire.ctl("replicas", "--json")
 
 
 def test_a_stream_whose_engine_dies_gets_no_done_and_no_end_of_its_framing(fire):
-    row = fire.replicas()["node-2"]
     lines = []
     with fire.client() as client, client.chat.completions.with_streaming_response.create(
-            model=MODEL, messages=QUESTION, stream=True, max_tokens=600, extra_body={"ignore_eos": True},
-            extra_headers={"X-Session-Id": fire.session_of(row["id"])}) as answer:
+            model=MODEL, messages=QUESTION, stream=True, max_tokens=600, extra_body={"ignore_eos": True}) as answer:
         with pytest.raises(Exception, match="(?i)incomplete|peer closed|without"):
             for line in answer.iter_lines():
                 lines.append(line)
                 if len(lines) == 8:
-                    os.kill(fire.engines()[row["id"]], signal.SIGKILL)
+                    replica, = [name for name, count in fire.in_flight().items() if count]
+                    os.kill(fire.engines()[replica], signal.SIGKILL)
     events = [line for line in lines if line.startswith("data: ")]
     assert json.loads(events[-1][6:])["error"]["code"] == "upstream_disconnected"
     assert "data: [DONE]" not in events and len(events) > 3
@@ -115,11 +82,10 @@ def test_a_stream_whose_engine_dies_gets_no_done_and_no_end_of_its_framing(fire)
 
 
 def test_a_model_that_always_ends_is_shown_as_a_crash_loop_and_harms_nobody(fire):
-    fire.write(entry(), *MORE, entry("broken", replicas=1, args=("--no-such-flag",)))
+    fire.edit({"broken": entry("broken", replicas=1, args=("--no-such-flag",))})
     try:
         with Load(fire) as load:
-            until("a crash loop", lambda: [row["state"] for row in fire.replicas("broken").values()] == ["crashloop"],
-                  180)
+            fire.until("a crash loop", lambda: [row["state"] for row in fire.rows("broken")] == ["crashloop"], 180)
             load.more(4)
         assert load.failed == [] and load.broken == []
         said = fire.ctl("replicas", "--explain", "broken")
@@ -129,6 +95,6 @@ def test_a_model_that_always_ends_is_shown_as_a_crash_loop_and_harms_nobody(fire
         asked = fire.ask("broken").wait()
         assert asked.outcome == "status 503" and "--no-such-flag" in asked.said, asked
     finally:
-        fire.write(entry(), *MORE)
+        fire.edit({"broken": None})
         fire.ctl("apply", "--confirm")
-    until("nothing of it is left", lambda: fire.engines("broken") == {} and fire.replicas("broken") == {}, 120)
+    fire.until("nothing of it is left", lambda: fire.engines("broken") == {} and fire.rows("broken") == [], 120)

@@ -89,8 +89,8 @@ def site(tmp_path, uv_archive, python_archive):
             return agents[-1]
 
         def engine(name):
-            (found,) = admin.json("GET", paths.ENGINES)["items"]
-            return dict(found["nodes"]).get(name, {})
+            items = admin.json("GET", paths.ENGINES)["items"]      # empty until the server's first turn
+            return dict(items[0]["nodes"]).get(name, {}) if items else {}
 
         yield type("Site", (), {"node": staticmethod(node), "engine": staticmethod(engine), "admin": admin, "index": index,
                                 "github": github, "server": server})

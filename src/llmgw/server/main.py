@@ -86,6 +86,8 @@ def _address(text: str) -> Tuple[str, int]:
         raise UsageError(f"--listen {text}: expected HOST:PORT", hint="such as --listen 127.0.0.1:7800")
     return host.strip("[]"), int(port)
 
+FIRST_TURN_SECONDS = 5.0
+
 
 class Server:
     """All parts of one control plane, in the order in which they need each other."""
@@ -118,13 +120,14 @@ class Server:
 
     def serve(self, stop: threading.Event) -> None:
         """Answer and take turns until ``stop``."""
+        turns = loop.start("reconcile", self._reconciler.turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
+        self._reconciler.turned.wait(FIRST_TURN_SECONDS)   # an empty list means "has none": look before answering
         self._http.start()
         files.write_json(data_dir.endpoint_file(self._folder), {
             "url": self._http.url, "pid": os.getpid(),
             "admin_token_file": data_dir.token_file(self._folder, "admin")})
         log.info("serving url=%s version=%s epoch=%d data_dir=%s", self._http.url, __version__,
                  self._reconciler.epoch, self._folder)
-        turns = loop.start("reconcile", self._reconciler.turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
         stop.wait()
         self._nodes.poke.set()
         turns.join(5.0)

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
+import functools
 import os
 import pathlib
 import re
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import pytest
 
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) ")
+CLONE_NEWNS = 0x00020000
 NOWHERE = "http://127.0.0.1:9"          # the discard port: nobody listens there
 TOKEN = "llmgw_node_CANARY99_" + "c" * 43
 
@@ -84,12 +87,20 @@ def taken_port():
         yield other.getsockname()[1]
 
 
+@functools.lru_cache(maxsize=1)
+def _own_mounts():
+    """From here on mounts are of this process and its children: nothing of them is left, however it ends."""
+    if not ctypes.CDLL(None).unshare(CLONE_NEWNS):
+        subprocess.run(["mount", "--make-rprivate", "/"], check=False)
+
+
 class SmallDisk:
     """A tmpfs at ``path``. Filling it costs no memory: it is made as small as what it holds."""
 
     def __init__(self, path, size_bytes=64 << 20, options=""):
         self.path, self._size = pathlib.Path(path), size_bytes
         self.path.mkdir(exist_ok=True)
+        _own_mounts()
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}{options}", "llmgw-test", str(path)],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode:

@@ -4,18 +4,20 @@ Most packages here are stand-ins of a few lines in an index on loopback; uv and 
 """
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from llmgw.agent import uv as uv_module
 from llmgw.agent.uv import from_node
 from llmgw.domain.cluster import AgentConfig
-from llmgw.domain.engine import EnginePhase, Tool
-from llmgw.domain.errors import DigestMismatch, EngineFailed, TryAgain, Unreachable
+from llmgw.domain.engine import Asset, EnginePhase, Tool
+from llmgw.domain.errors import DigestMismatch, DownloadFailed, EngineFailed, TryAgain, Unreachable
 from llmgw.domain.node import Gpu
 from llmgw.parse import lock
 from llmgw.system import download, files, installed, proc
@@ -153,6 +155,53 @@ def test_an_index_that_is_down_is_named(fleet, tmp_path):
         away.install(fleet.wanted(), Told())
     assert "the package index cannot be reached while resolving its packages: http://127.0.0.1:9" in refused.value.message
     assert "secret" not in refused.value.message + refused.value.hint
+
+
+AWAY = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"}
+
+
+def mirrored(fleet, index, tmp_path, without=()):
+    """What the control plane says when its mirror holds the wheels of the index."""
+    assets = []
+    for files_of in index.files.values():
+        for name, (data, _) in files_of.items():
+            if name not in without:
+                path = tmp_path / name
+                path.write_bytes(data)
+                archive = SimpleNamespace(name=name, path=path, sha256=hashlib.sha256(data).hexdigest())
+                fleet.files[name] = archive
+                assets.append(Asset(name, len(data), archive.sha256))
+    return fleet.wanted(assets=tuple(assets))
+
+
+def test_stand_in_a_node_without_an_index_installs_what_an_admin_put_into_the_mirror(fleet, node, index, tmp_path):
+    node.install(fleet.wanted(), Told())
+    text = fleet.locks.text(fleet.wanted(), X86)
+    away = fleet.installer(tmp_path / "n2", AWAY, node="n2")
+    with pytest.raises(Unreachable):                     # a list that only a node has named is not taken on trust
+        away.install(mirrored(fleet, index, tmp_path), Told())
+    fleet.locks.vouch(fleet.wanted(), X86, fleet.as_of, text)
+    with pytest.raises(Unreachable):                     # the mirror does not hold all of it
+        away.install(mirrored(fleet, index, tmp_path, ["tinydep-1.0-py3-none-any.whl"]), Told())
+    index.web.requests.clear()
+    told = Told()
+    made = away.install(mirrored(fleet, index, tmp_path), told)
+    assert made.says == "vllm 0.30.1" and index.web.paths() == [] and made.packages == dict(fleet.wanted().locks)[X86]
+    assert any("from the mirror" in message for _, message, *_ in told.all)
+    assert not (tmp_path / "n2" / "tools" / "wheels").exists()
+
+
+def test_stand_in_wheels_of_the_mirror_are_not_fetched_from_the_index_again(fleet, node, index, tmp_path):
+    node.install(mirrored(fleet, index, tmp_path), Told())
+    assert not [path for path in index.web.paths() if path.endswith(".whl")]
+
+
+def test_stand_in_a_wheel_of_the_mirror_with_another_hash_is_not_taken(fleet, node, index, tmp_path):
+    wanted = mirrored(fleet, index, tmp_path)
+    (tmp_path / "tinydep-1.0-py3-none-any.whl").write_bytes(b"evil" * 1000)
+    with pytest.raises((DigestMismatch, DownloadFailed)):
+        node.install(wanted, Told())
+    nothing_is_left(tmp_path / "n1")
 
 
 def test_stand_in_an_index_that_wants_a_login_gets_it_from_the_node(fleet, node, index, tmp_path):

@@ -16,6 +16,7 @@ from llmgw.api.client import ControlClient
 from llmgw.domain.errors import ApiError
 from llmgw.domain.secret import Secret
 from tests.fakes import gguf_file
+from tests.fakes.package_index import PackageIndex
 
 CONFIG = "cluster: test\nengines:\n  llama.cpp: {version: b10991}\nmodels: []\n"
 MODEL = CONFIG.replace("models: []", "models:\n  - {name: tiny, engine: llama.cpp, weights: mirror:tiny}")
@@ -205,6 +206,35 @@ def test_ctl_nodes_is_quick(ctl, server):
         assert ctl("nodes").returncode == 0
         took.append(time.monotonic() - began)
     assert min(took) <= 0.25 or os.getloadavg()[0] > 1.5, took
+
+
+def test_stand_in_the_packages_of_an_engine_are_pulled_into_the_mirror_once(server, ctl, tmp_path):
+    (tmp_path / "server.yaml").write_text("cluster: test\nengines:\n  vllm: {version: 0.30.1, as_of: 2026-06-01}\nmodels: []\n")
+    wait_for(lambda: "0.30.1" in ctl("engines", "--json").stdout)
+    assert "which package index?" in ctl("mirror", "pull-engine", "vllm", env={"UV_DEFAULT_INDEX": "", "PIP_INDEX_URL": ""}).stderr
+    with PackageIndex() as index:
+        index.add("vllm", "0.30.1")
+        index.add("tinydep", "1.0")
+        none = ctl("mirror", "pull-engine", "vllm", "--index", index.url)
+        assert none.returncode == 1 and "there is no list of the packages of vllm 0.30.1" in none.stderr
+        pins = "".join(f"{name}=={version} --hash=sha256:{hashlib.sha256(data).hexdigest()}\n" for name, version, (data, _) in [
+            ("vllm", "0.30.1", index.files["vllm"]["vllm-0.30.1-py3-none-any.whl"]),
+            ("tinydep", "1.0", index.files["tinydep"]["tinydep-1.0-py3-none-any.whl"])])
+        node = ControlClient([server.url], Secret((server.data / "tokens" / "node").read_text().strip()))
+        path = paths.fill(paths.ENGINE_LOCK, engine="vllm", version="0.30.1", platform="x86_64-manylinux_2_31")
+        node.json("PUT", path, {"node": "n1", "as_of": "2026-06-01T00:00:00Z", "text": pins})
+        node.close()
+        pulled = ctl("mirror", "pull-engine", "vllm", "--index", index.url)
+        assert pulled.returncode == 0 and "2 packages in the mirror" in pulled.stderr, pulled.stderr
+        shown = ctl("mirror", "list").stdout
+        assert "tinydep-1.0-py3-none-any.whl" in shown and "vllm-0.30.1-py3-none-any.whl" in shown
+        assert "admin" in ctl("engines", "lock", "vllm").stdout
+        index.web.requests.clear()
+        index.gone |= {"tinydep-1.0-py3-none-any.whl", "vllm-0.30.1-py3-none-any.whl"}
+        del index.files["tinydep"]
+        index.add("tinydep", "2.0")
+        gone = ctl("mirror", "pull-engine", "vllm", "--index", index.url)
+        assert gone.returncode == 1 and "tinydep==1.0: the package index has no wheel of it for x86_64" in gone.stderr
 
 
 def test_the_list_of_packages_is_shown_taken_from_a_node_and_made_anew(server, ctl, tmp_path):

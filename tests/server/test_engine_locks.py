@@ -46,7 +46,7 @@ class Releases:
 
     def assets(self, engine, version):
         self.asked.append((engine, version))
-        names = {"uv": ["uv-x86_64-unknown-linux-musl.tar.gz", "uv-x86_64-pc-windows-msvc.zip"],
+        names = {"vllm": [], "uv": ["uv-x86_64-unknown-linux-musl.tar.gz", "uv-x86_64-pc-windows-msvc.zip"],
                  "python": [f"cpython-{version}-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"]}[engine]
         return tuple(Asset(name, 1, "c" * 64) for name in names), ""
 
@@ -166,6 +166,20 @@ def test_relock_of_the_default_version_sets_the_shipped_list_aside(locks):
     made = locks.propose(DEFAULT, X86, "2026-09-23T05:22:21Z", found, "n1")
     assert dict(locks.complete(DEFAULT).locks) == {ARM: "", X86: made.sha256}
     assert locks.relock(DEFAULT) == [made]
+
+
+def test_only_lists_that_came_with_llmgw_or_from_an_admin_are_vouched_for(locks):
+    assert set(locks.complete(DEFAULT).vouched) == {view.sha256 for view in locks.views(DEFAULT)}
+    found = locks.propose(OTHER, X86, AS_OF, FOUND, "n1")
+    assert locks.complete(OTHER).vouched == ()
+    mine = locks.vouch(OTHER, X86, AS_OF, FOUND)
+    assert mine.sha256 == found.sha256 and mine.source == "admin" and locks.complete(OTHER).vouched == (mine.sha256,)
+    other = locks.vouch(OTHER, X86, AS_OF, FOUND.replace("3.20", "3.21"))
+    assert locks.complete(OTHER).locks == ((X86, other.sha256),)
+    shipped = locks.vouch(DEFAULT, X86, "2026-09-23T05:22:21Z", locks.text(DEFAULT, X86))
+    assert shipped.source == "llmgw"               # it is the same
+    with pytest.raises(ParseError):
+        locks.vouch(OTHER, X86, AS_OF, "--index-url https://evil.example")
 
 
 def test_nobody_is_asked_about_python_engines_before_a_node_has_a_gpu(locks, releases, store, clock, tmp_path):

@@ -20,7 +20,7 @@ OPEN = {
     ("POST", paths.LOG_TAIL): {"node"},
     ("GET", paths.BLOB): {"node", "admin"},
     ("GET", paths.ENGINE_ASSET): {"node", "admin"},
-    ("GET", paths.ENGINE_LOCK): {"node", "viewer", "admin"}, ("PUT", paths.ENGINE_LOCK): {"node"},
+    ("GET", paths.ENGINE_LOCK): {"node", "viewer", "admin"}, ("PUT", paths.ENGINE_LOCK): {"node", "admin"},
     ("GET", paths.ENGINE_LOCKS): {"viewer", "admin"}, ("DELETE", paths.ENGINE_LOCKS): {"admin"},
     ("GET", paths.ROUTES): {"router", "admin"},
     ("POST", paths.ROUTER_REPORT): {"router"},

@@ -12,17 +12,18 @@ import time
 from dataclasses import replace
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
-from llmgw.agent import fleet_list, uv
+from llmgw.agent import fleet_list, python_wheels, uv
 from llmgw.agent.layout import Layout
 from llmgw.agent.prove import Report
 from llmgw.agent.python_checks import check_environment
 from llmgw.agent.python_needs import PythonNeeds
 from llmgw.agent.python_tools import PythonTools
+from llmgw.agent.python_wheels import Wheels
 from llmgw.agent.uv import Uv
 from llmgw.api.client import ControlClient
 from llmgw.domain.command import Command
 from llmgw.domain.engine import CPU, EnginePhase, EngineWanted
-from llmgw.domain.errors import EngineFailed, LlmgwError, StorageError, TryAgain
+from llmgw.domain.errors import EngineFailed, LlmgwError, StorageError, TryAgain, Unreachable
 from llmgw.domain.names import file_name
 from llmgw.domain.node import NodeFacts
 from llmgw.engines import recipes
@@ -48,6 +49,7 @@ class PythonInstaller:
         self._client, self._layout, self._processes, self._needs = client, layout, processes, needs
         self._node, self._given, self._facts, self._stopping = node, given, facts, stopping
         self._tools = PythonTools(client, layout, processes, stopping)
+        self._wheels = Wheels(client, layout, stopping)
         self._known = known
         self._operators: Dict[Tuple[str, str], str] = {}       # (path, version) that was seen to run -> what it said
 
@@ -86,6 +88,7 @@ class PythonInstaller:
                 files.remove(scratch)         # what failed takes no room until it is tried again; the cache stays
             raise
         files.remove(self._layout.uv_cache)
+        self._wheels.remove()
         return made
 
     def _build(self, item: EngineWanted, recipe: Recipe, platform: str, runner: Uv, base: str, scratch: str,
@@ -94,14 +97,13 @@ class PythonInstaller:
         failpoint.reach("python-made")
         python = os.path.join(scratch, PROGRAM)
         report(EnginePhase.RESOLVING, f"finding the packages of {runner.label} as of {item.as_of}")
-        pins = runner.resolve([f"{recipe.package}=={item.version}"], python, platform, item.as_of)
-        report(EnginePhase.RESOLVING, f"{runner.label}: {len(pins)} packages, compared with the fleet's list")
-        failpoint.reach("python-resolved")
-        fleet_list.must_be_the_fleets(self._client, self._node, item, platform, pins)
+        pins = self._pins(item, recipe, platform, runner, python, report)
         listed = os.path.join(scratch, LIST)
         files.write_atomic(listed, lock.write(pins).encode("ascii"), mode=0o644)
         failpoint.reach("python-agreed")
-        runner.install(listed, python, _progress(runner.label, len(pins), recipe, report))
+        wheels = python_wheels.chosen(item, pins)
+        folder = self._wheels.bring(item, wheels, report) if wheels else ""
+        runner.install(listed, python, _progress(runner.label, len(pins), recipe, report), folder)
         failpoint.reach("python-installed")
         report(EnginePhase.CHECKING, f"checking that {runner.label} runs here")
         check_environment(runner.label, scratch, os.path.dirname(os.path.dirname(base)), recipe.pth)
@@ -119,6 +121,20 @@ class PythonInstaller:
             files.fsync_dir(os.path.dirname(final))
         failpoint.reach("python-after-rename")
         return made
+
+    def _pins(self, item: EngineWanted, recipe: Recipe, platform: str, runner: Uv, python: str,
+              report: Report) -> lock.Pins:
+        """Return the packages as this node finds them, the same as the fleet's; without an index, a vouched list."""
+        try:
+            pins = runner.resolve([f"{recipe.package}=={item.version}"], python, platform, item.as_of)
+        except Unreachable as error:
+            pins = python_wheels.vouched_list(self._client, item, platform, error)
+            report(EnginePhase.RESOLVING, f"{runner.label}: no package index, {len(pins)} packages from the mirror")
+            return pins
+        report(EnginePhase.RESOLVING, f"{runner.label}: {len(pins)} packages, compared with the fleet's list")
+        failpoint.reach("python-resolved")
+        fleet_list.must_be_the_fleets(self._client, self._node, item, platform, pins)
+        return pins
 
     def prove(self, folder: str, made: Installed) -> Installed:
         """Run what lies in ``folder`` again and return it; EngineFailed when it does not run."""

@@ -67,7 +67,7 @@ def _percent(seen: EngineObserved) -> str:
 
 
 def _lock(options: argparse.Namespace, client: Any) -> int:
-    engine = _wanted(client, options.engine)
+    engine = wanted(client, options.engine)
     if options.text:
         path = paths.fill(paths.ENGINE_LOCK, engine=engine.name, version=engine.version, platform=options.text)
         output.write(client.request("GET", path).body.decode("ascii").rstrip("\n"))
@@ -95,7 +95,7 @@ def _lock_row(view: LockView) -> output.Row:
                        view.sha256[:12]))
 
 
-def _wanted(client: Any, name: str) -> EngineView:
+def wanted(client: Any, name: str) -> EngineView:
     if not name:
         raise UsageError("which engine?", hint="llmgw.pyz ctl engines lock vllm")
     for engine in client.items(paths.ENGINES, wire.ENGINE_VIEW):

@@ -29,7 +29,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--engine", default="", help="default: by the file name, llama.cpp, uv or python")
     engine.add_argument("--version", default="", metavar="V", help="default: taken from the file name")
     engine.set_defaults(action=_import_engine)
-    for each in (listing, model, engine):
+    pull = commands.add_parser("pull-engine", help="bring the packages of vllm or sglang in, where there is internet")
+    pull.add_argument("engine", metavar="ENGINE")
+    pull.add_argument("--index", metavar="URL", default="", help="the package index (default: UV_DEFAULT_INDEX)")
+    pull.add_argument("--platform", metavar="P", default="x86_64", help="default: x86_64; aarch64")
+    pull.set_defaults(action=_pull_engine)
+    for each in (listing, model, engine, pull):
         add_options(each)
 
 
@@ -61,6 +66,20 @@ def _import(options: argparse.Namespace) -> int:
     from llmgw.ctl.importing import import_model
     made = import_model(connect(options), options.files, options.name)
     output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
+    return 0
+
+
+def _pull_engine(options: argparse.Namespace) -> int:
+    import os
+
+    from llmgw.ctl import pulling
+    from llmgw.ctl.engines import wanted
+    client = connect(options)
+    index = pulling.index_of(options.index, os.environ)
+    engine = wanted(client, options.engine)
+    packages, size = pulling.pull(client, engine, options.platform, index)
+    output.say(f"{engine.name} {engine.version}: {packages} packages in the mirror, {output.size(size)} of them new; "
+               "nodes install from there (uv and Python come with mirror import-engine)")
     return 0
 
 

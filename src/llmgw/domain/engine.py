@@ -61,6 +61,8 @@ class EngineWanted:
 
     A Python engine has ``tools`` instead, ``as_of`` (UTC) when its packages are taken from, and
     the sha256 of the fleet's list of packages by platform: empty text where a new one is to be made.
+    ``vouched`` are those of lists that came with llmgw, or from an admin; ``assets`` the wheels
+    that the mirror holds: from these two it can be installed without any index.
     """
 
     name: str
@@ -72,6 +74,7 @@ class EngineWanted:
     as_of: str = ""
     tools: Tuple[Tool, ...] = ()
     locks: Tuple[Tuple[str, str], ...] = ()
+    vouched: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class EngineAssets:
             if assets and not fitting:
                 problem = f"the release of {name} {version} has no archive for Linux"
             tools.append(Tool(name, version, fitting, problem))
-        return replace(self.locks.complete(engine), tools=tuple(tools))
+        wheels, _ = self._assets(engine.name, engine.version)
+        return replace(self.locks.complete(engine), tools=tuple(tools), assets=wheels)
 
     def _assets(self, name: str, version: str) -> Tuple[Tuple[Asset, ...], str]:
         """Return the files of a release, imported ones instead of its own, or why there are none."""

@@ -26,7 +26,7 @@ from llmgw.system.clock import Clock
 log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 3 * utc.DAY_SECONDS      # a package that turns out to be bad is withdrawn within that time
-LLMGW = "llmgw"
+LLMGW, ADMIN = "llmgw", "admin"
 _PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_[0-9]{1,2}_[0-9]{1,3}")
 
 
@@ -69,9 +69,10 @@ class EngineLocks:
     def complete(self, engine: EngineWanted) -> EngineWanted:
         """Return the engine with its date and the digests of its lists, or with the reason why there is no date."""
         as_of, problem = self.as_of(engine)
-        kept = tuple((view.platform, view.sha256) for view in self._views(engine.name, engine.version, as_of)) \
-            if as_of else ()
-        return replace(engine, as_of=as_of, locks=kept, assets_problem=problem)
+        kept = self._views(engine.name, engine.version, as_of) if as_of else []
+        return replace(engine, as_of=as_of, locks=tuple((view.platform, view.sha256) for view in kept),
+                       vouched=tuple(view.sha256 for view in kept if view.sha256 and view.source in (LLMGW, ADMIN)),
+                       assets_problem=problem)
 
     def views(self, engine: EngineWanted) -> List[LockView]:
         """Return the lists that are in force, by platform."""
@@ -107,7 +108,34 @@ class EngineLocks:
 
     def propose(self, engine: EngineWanted, platform: str, as_of: str, text: str, node: str) -> LockView:
         """Keep what a node found when nothing is kept yet, and return what is in force."""
-        pins = lock.read(text, f"the list of node {node:.60}")
+        view, text = self._view(engine, platform, as_of, text, f"node/{node}")
+        while True:
+            found = next((item for item in self._views(engine.name, engine.version, as_of)
+                          if item.platform == platform and item.sha256), None)
+            if found is not None:
+                return found
+            if self._keep(view, text):
+                self._events.add(f"engine/{engine.name}", "PackagesListed",
+                                 f"{engine.name} {engine.version}: {view.packages} packages for {platform} "
+                                 f"as of {as_of}, first found by node {node}")
+                return view
+
+    def vouch(self, engine: EngineWanted, platform: str, as_of: str, text: str) -> LockView:
+        """Keep an admin's list, whatever was kept: nodes without an index may install it as it is."""
+        view, text = self._view(engine, platform, as_of, text, ADMIN)
+        for found in self._views(engine.name, engine.version, as_of):
+            if (found.platform, found.source, found.sha256) == (platform, LLMGW, view.sha256):
+                return found
+        while not self._keep(view, text):
+            continue
+        self._events.add(f"engine/{engine.name}", "PackagesListed",
+                         f"{engine.name} {engine.version}: {view.packages} packages for {platform} as of {as_of}, "
+                         "named by an admin")
+        return view
+
+    def _view(self, engine: EngineWanted, platform: str, as_of: str, text: str, source: str) -> Tuple[LockView, str]:
+        """Return a list that may be kept, and its text; refuse one for something else."""
+        pins = lock.read(text, f"the list of {source:.70}")
         wanted, problem = self.as_of(engine)
         if as_of != wanted:
             raise Conflict(problem or f"{engine.name} {engine.version} is wanted as of {wanted}, not {as_of:.40}")
@@ -115,19 +143,9 @@ class EngineLocks:
             raise ParseError(f"not a platform: {platform!r:.60}")
         package = self._known[engine.name].package
         if not any((pin.name, pin.version) == (package, engine.version) for pin in pins):
-            raise ParseError(f"the list of node {node:.60} does not hold {package} {engine.version}")
-        view = LockView(engine.name, engine.version, platform, as_of, lock.digest(pins), len(pins), f"node/{node}",
-                        self._clock.wall())
-        while True:
-            found = next((item for item in self._views(engine.name, engine.version, as_of)
-                          if item.platform == platform and item.sha256), None)
-            if found is not None:
-                return found
-            if self._keep(view, lock.write(pins)):
-                self._events.add(f"engine/{engine.name}", "PackagesListed",
-                                 f"{engine.name} {engine.version}: {view.packages} packages for {platform} "
-                                 f"as of {as_of}, first found by node {node}")
-                return view
+            raise ParseError(f"the list of {source:.70} does not hold {package} {engine.version}")
+        return LockView(engine.name, engine.version, platform, as_of, lock.digest(pins), len(pins), source,
+                        self._clock.wall()), lock.write(pins)
 
     def _keep(self, view: LockView, text: str) -> bool:
         key = _key(view)

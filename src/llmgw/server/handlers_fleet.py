@@ -32,7 +32,7 @@ class FleetHandlers:
             Route("GET", paths.BLOB, ("node", "admin"), self.blob),
             Route("GET", paths.ENGINE_ASSET, ("node", "admin"), self.engine_asset),
             Route("GET", paths.ENGINE_LOCK, ("node", "viewer", "admin"), self.lock),
-            Route("PUT", paths.ENGINE_LOCK, ("node",), self.propose_lock, LOCK_BYTES),
+            Route("PUT", paths.ENGINE_LOCK, ("node", "admin"), self.propose_lock, LOCK_BYTES),
             Route("GET", paths.ROUTES, ("router", "admin"), self.table),
             Route("POST", paths.ROUTER_REPORT, ("router",), self.report),
         ]
@@ -69,8 +69,11 @@ class FleetHandlers:
 
     def propose_lock(self, request: Request) -> Response:
         given = wire.PACKAGE_LIST.decode(request.json(), "list of packages")
-        kept = self._parts.engines.locks.propose(self._engine(request.args), request.args["platform"], given.as_of,
-                                                 given.text, check_name(given.node, "node"))
+        engine, platform, locks = self._engine(request.args), request.args["platform"], self._parts.engines.locks
+        if request.caller.role == "admin":
+            kept = locks.vouch(engine, platform, given.as_of, given.text)
+        else:
+            kept = locks.propose(engine, platform, given.as_of, given.text, check_name(given.node, "node"))
         self._parts.nodes.poke.set()
         return _record(wire.LOCK_VIEW, kept)
 

@@ -25,19 +25,21 @@ TICK_SECONDS = 0.1
 class Reading(Owner):
     """The readings of one replica, one after the other."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, router: Router, replica: Replica) -> None:
+        self._router, self._replica = router, replica
         self._lease: Optional[Lease] = None
         self._begun_at = 0.0
         self._due_at = 0.0
         self._misses = 0
+        self._cut_off = False                     # not even a connection: its node is away, not only busy
 
     def turn(self, now: float) -> None:
         """Begin a reading that is due, end one that takes too long."""
         if self._lease is not None:
             if now - self._begun_at > TIMEOUT_SECONDS:
+                connects = self._lease.connection is None
                 self.stop()
-                self._missed()
+                self._missed(cut_off=connects)
         elif now >= self._due_at and self._replica.engine is not None:
             self._begun_at = now
             self._due_at = now + self._pause()
@@ -62,6 +64,8 @@ class Reading(Owner):
         self._misses = 0
         replica = self._replica
         assert replica.engine is not None
+        if self._cut_off:
+            self._cut_off, replica.busy_until = False, 0.0
         gauges = replica.engine.gauges(body)
         replica.gauges = gauges
         replica.scraped_at = time.monotonic()
@@ -74,11 +78,20 @@ class Reading(Owner):
 
     def failed(self, lease: Lease, outcome: Outcome, why: str) -> None:
         self._lease = None
-        self._missed()
+        self._missed(cut_off=outcome is Outcome.REFUSED)
 
-    def _missed(self) -> None:
-        self._misses += 1
-        self._due_at = time.monotonic() + self._pause()
+    def _missed(self, cut_off: bool = False) -> None:
+        """Look again later. A node that is away is looked for often, and left alone by requests until then:
+
+        each would wait for a connection, and come too seldom to open a breaker.
+        """
+        now = time.monotonic()
+        self._misses = 1 if cut_off else self._misses + 1
+        self._due_at = now + self._pause()
+        self._cut_off = cut_off
+        if cut_off:
+            self._replica.busy_until = max(self._replica.busy_until, self._due_at + 2 * TIMEOUT_SECONDS)
+            self._router.troubled = True
 
     def _pause(self) -> float:
         pause = min(EVERY_SECONDS * 2 ** min(self._misses, 8), SLOWEST_SECONDS)
@@ -92,7 +105,7 @@ async def scrape_for_ever(router: Router) -> None:
         now = time.monotonic()
         try:
             replicas = router.table.replicas if router.table is not None else []
-            current = {id(replica): readings.get(id(replica)) or Reading(replica) for replica in replicas}
+            current = {id(replica): readings.get(id(replica)) or Reading(router, replica) for replica in replicas}
             for gone in set(readings) - set(current):
                 readings[gone].stop()
             readings = current

@@ -262,24 +262,27 @@ def test_retries_have_a_budget(router, upstream):
             client.sock.close()
 
 
-def test_what_no_engine_has_seen_needs_no_budget(router, upstream):
-    """When a replica dies, all that were on their way to it are sent elsewhere, not three of them."""
-    together, hold = threading.Barrier(12, timeout=40), 12
+@pytest.mark.parametrize("end", ["engine_refused", "engine_reset", "reset"])
+def test_all_that_a_dying_replica_leaves_behind_is_sent_to_another(router, upstream, end):
+    """Not only as many as the budget for busy replicas has."""
+    together, hold = threading.Event(), 12
 
-    def dead(exchange):                   # what the gate says of an engine that does not listen
-        together.wait()
-        exchange.answer(502, b"{}", fields=["X-Llmgw-Error-Code: engine_refused"])
+    def dead(exchange):
+        if len(first_engine.requests) >= hold:
+            together.set()
+        together.wait(40)
+        if end == "reset":
+            exchange.reset()
+        else:                             # what a gate says of its engine
+            exchange.answer(502, b"{}", fields=[f"X-Llmgw-Error-Code: {end}"])
 
     first_engine, second_engine = upstream(dead), upstream()
     started = router(table(model(replica(first_engine.port, "m-0", slots=1000), replica(second_engine.port, "m-1"))))
-    bodies, clients = [chat(f"held {turn}") for turn in range(200)], []
-    for body in bodies:
-        if len(first_engine.requests) == hold:
-            break
-        clients.append(started.open(body))
+    clients = []
+    while not together.is_set():
+        clients.append(started.open(chat(f"held {len(clients)}")))
         wait_for(lambda: len(first_engine.requests) + len(second_engine.requests) >= len(clients))
     try:
-        assert len(first_engine.requests) == hold
         assert {client.answer().status for client in clients} == {200}
     finally:
         for client in clients:

@@ -132,7 +132,8 @@ class Flow(Owner):
             return
         if status in (429, 503, 401, 403):        # busy; or a gate that has not learned of our key yet
             self._mark_busy(lease, head)
-            if self._may_retry() and self._retry(lease, "busy" if status in (429, 503) else "replica_auth"):
+            reason = "busy" if status in (429, 503) else "replica_auth"
+            if self._in_budget() and self._may_retry() and self._retry(lease, reason, counted=True):
                 return
         lease.limit_seconds = SILENCE_SECONDS
         lease.collect(ERROR_BODY_BYTES)
@@ -162,8 +163,8 @@ class Flow(Owner):
     def failed(self, lease: Lease, outcome: Outcome, why: str) -> None:
         if outcome is Outcome.REFUSED:
             self.refused += 1
-        unseen = outcome is Outcome.REFUSED
-        if outcome is not Outcome.LATE and self._may_retry(unseen) and self._retry(lease, outcome.value, unseen):
+        # no budget: what a dying replica leaves behind is sent once more, all of it
+        if outcome is not Outcome.LATE and self._may_retry() and self._retry(lease, outcome.value):
             return
         self._reply(failure_reply(outcome))
 
@@ -210,14 +211,16 @@ class Flow(Owner):
 
     # Another try.
 
-    def _may_retry(self, unseen: bool = False) -> bool:
-        """Return whether there may be another try; one after a try that no engine has seen needs no budget."""
+    def _may_retry(self) -> bool:
         return (len(self.tried) < MAX_TRIES and len(self.tried) - self.refused < MAX_ATTEMPTS
-                and not self.over and not self.request.answered
-                and (unseen or self.retrying or self.router.retry_budget()))
+                and not self.over and not self.request.answered)
 
-    def _retry(self, lease: Lease, reason: str, unseen: bool = False) -> bool:
-        """Send the request to another replica; False when there is none."""
+    def _in_budget(self) -> bool:
+        """Return whether a replica's "busy" may be answered by asking another: not by all, where all are busy."""
+        return self.retrying or self.router.retry_budget()
+
+    def _retry(self, lease: Lease, reason: str, counted: bool = False) -> bool:
+        """Send the request to another replica; False when there is none. ``counted``: in the budget."""
         assert self.model is not None and self.router.table is not None
         name = self.model.routed.name             # the table may be another since the first attempt
         self.model = self.router.table.models.get(name, self.model)
@@ -226,7 +229,7 @@ class Flow(Owner):
             return False
         lease.release(Outcome.GIVEN_UP)
         self.router.metrics.retry(reason)
-        if not self.retrying and not unseen:
+        if counted and not self.retrying:
             self.router.retrying += 1
             self.retrying = True
         self._send(choose(candidates, self.affinity, self.sticky))

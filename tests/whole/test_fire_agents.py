@@ -8,8 +8,9 @@ import urllib.request
 
 import pytest
 
+from tests.whole.asking import Load
 from tests.whole.cluster import MODEL
-from tests.whole.fire import NODES, Load
+from tests.whole.fire import NODES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("calm")]
 

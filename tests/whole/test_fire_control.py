@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.whole.asking import Load
 from tests.whole.cluster import MODEL
-from tests.whole.fire import Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hang", "calm")]
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.whole.asking import Load
 from tests.whole.cluster import MODEL
-from tests.whole.fire import Load, entry
+from tests.whole.fire import entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hang", "calm")]
 EDITED = entry(args=("--threads", "1", "--prio", "0"))

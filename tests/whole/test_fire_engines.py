@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
+from tests.whole.asking import QUESTION, Load
 from tests.whole.cluster import MODEL
-from tests.whole.fire import QUESTION, Load, entry
+from tests.whole.fire import entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hang", "calm")]
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.whole.fire import SLEEPER, Load
+from tests.whole.asking import Load
+from tests.whole.fire import SLEEPER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("calm")]
 

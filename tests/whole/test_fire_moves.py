@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
+from tests.whole.asking import Load
 from tests.whole.cluster import MODEL
-from tests.whole.fire import SLEEPER, Load
+from tests.whole.fire import SLEEPER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone", "calm")]
 OTHER = "b010991"

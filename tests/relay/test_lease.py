@@ -89,6 +89,33 @@ def test_a_refused_connection_is_a_failure_before_a_byte():
     asyncio.run(scenario())
 
 
+class SlowToLook(Target):
+    """Its connection is over before whoever waits for it runs again, as happens under load."""
+
+    async def connect(self):
+        connection = await super().connect()
+        while not connection.lost:
+            await asyncio.sleep(0.001)
+        return connection
+
+
+def test_a_connection_that_ends_before_anyone_writes_on_it_is_a_failure_before_a_byte():
+    """A write on it would vanish, and the request with it until its deadline of minutes."""
+    async def reset(reader, writer):
+        writer.transport.abort()
+
+    async def scenario():
+        server = await asyncio.start_server(reset, "127.0.0.1", 0)
+        target, owner = SlowToLook("127.0.0.1", server.sockets[0].getsockname()[1]), Watcher()
+        Lease(owner, target, StandInRequest(), 60.0).start(WIRE)
+        await asyncio.wait_for(owner.over.wait(), 40)
+        assert target.in_flight == 0 and owner.failures == [Outcome.REFUSED] == owner.ends and not target.idle
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(scenario())
+
+
 def test_silence_ends_at_its_limit():
     async def scenario():
         target, owner = Target("127.0.0.1", engine.port), Watcher()

@@ -96,6 +96,9 @@ class Lease:
         if self._released:
             connection.transport.abort()
             return
+        if connection.lost:           # a write would be dropped in silence, and nobody would tell us
+            self._fail(Outcome.REFUSED, "closed its connection at once")
+            return
         self.connection = connection
         connection.send(self, self._wire)
 

@@ -68,7 +68,7 @@ class Target:
 class UpstreamConnection(asyncio.Protocol):
     """One connection to a Target; carries one request at a time, for the ``lease`` that holds it."""
 
-    __slots__ = ("target", "transport", "lease", "idle_since", "_state", "_buffer", "_decoder", "_left",
+    __slots__ = ("target", "transport", "lease", "lost", "idle_since", "_state", "_buffer", "_decoder", "_left",
                  "_keep_alive", "_interim", "_reader")
 
     transport: asyncio.Transport
@@ -76,6 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, target: Target) -> None:
         self.target = target
         self.lease: Optional[Lease] = None
+        self.lost = False             # it ended, perhaps before anyone could send on it
         self.idle_since = 0.0
         self._state = _HEAD
         self._buffer = b""
@@ -93,6 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Optional[Exception]) -> None:
         lease, self.lease = self.lease, None
+        self.lost = True
         if lease is None:
             if self in self.target.idle:
                 self.target.idle.remove(self)

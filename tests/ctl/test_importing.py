@@ -8,10 +8,11 @@ import pytest
 
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
-from llmgw.ctl import importing
+from llmgw.ctl import file_checks, importing
 from llmgw.ctl.importing import Source
 from llmgw.domain.errors import ApiError, DigestMismatch, LlmgwError, Unreachable
 from llmgw.domain.secret import Secret
+from tests.fakes import gguf_file, safetensors_file
 
 PIECE = paths.PIECE_BYTES
 
@@ -116,14 +117,14 @@ def test_pickles_are_refused_by_content_and_by_name(tmp_path):
         (tmp_path / name).write_bytes(b"whatever")
     for path in tmp_path.iterdir():
         with pytest.raises(LlmgwError, match="pickle"):
-            importing.refuse_pickle(str(path))
+            file_checks.refuse_pickle(str(path))
 
 
 def test_a_file_that_is_no_gguf_says_what_it_starts_with(tmp_path):
     page = tmp_path / "model.gguf"
     page.write_bytes(b"<!DOCTYPE html>")
     with pytest.raises(LlmgwError, match="not a GGUF file: it starts with b'<!DO'") as caught:
-        importing.format_of([Source(str(page), page.name)])
+        file_checks.format_of([(str(page), page.name)])
     assert "Git LFS" in caught.value.hint
 
 
@@ -132,18 +133,71 @@ def test_a_truncated_model_is_refused_before_a_byte_is_sent(gemma, tmp_path):
     with open(gemma, "rb") as whole:
         cut.write_bytes(whole.read(20 << 20))
     with pytest.raises(LlmgwError, match="the file has 20971520"):
-        importing.format_of([Source(str(cut), cut.name)])
-    assert importing.format_of([Source(str(gemma), "gemma.gguf")]) == "gguf"
+        file_checks.format_of([(str(cut), cut.name)])
+    assert file_checks.format_of([(str(gemma), "gemma.gguf")]) == "gguf"
+
+
+def named(sources):
+    return [(source.path, source.name) for source in sources]
 
 
 def test_a_folder_stands_for_its_files_and_tells_the_format(tmp_path):
-    for name in ("model-00001-of-00001.safetensors", "config.json", ".gitattributes"):
+    for name in ("config.json", ".gitattributes"):
         (tmp_path / name).write_text("{}")
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(safetensors_file.model())
     (tmp_path / "sub").mkdir()
     sources = importing.gather([str(tmp_path)])
     assert [source.name for source in sources] == ["config.json", "model-00001-of-00001.safetensors"]
-    assert importing.format_of(sources) == "safetensors"
-    assert importing.format_of(sources[:1]) == "raw"
+    assert file_checks.format_of(named(sources)) == "safetensors"
+    assert file_checks.format_of(named(sources[:1])) == "raw"
+    with pytest.raises(LlmgwError, match="without their config.json"):
+        file_checks.format_of(named(sources[1:]))
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002-of-00002.safetensors"}}')
+    with pytest.raises(LlmgwError, match="names model-00002-of-00002.safetensors, which is not there"):
+        file_checks.format_of(named(importing.gather([str(tmp_path)])))
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(LlmgwError, match="not an index"):
+        file_checks.format_of(named(importing.gather([str(tmp_path)])))
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(safetensors_file.model()[:-1])
+    with pytest.raises(LlmgwError, match="end at byte"):
+        file_checks.format_of(named(importing.gather([str(tmp_path)])))
+
+
+def split(part, count):
+    return gguf_file.build(gguf_file.llama(gguf_file.u32("split.no", part), gguf_file.u32("split.count", count)))
+
+
+def test_parts_and_a_projector_are_told_apart_by_their_headers(tmp_path):
+    projector = gguf_file.build([gguf_file.string("general.architecture", "clip")])
+    for name, data in (("a-00001-of-00002.gguf", split(0, 2)), ("a-00002-of-00002.gguf", split(1, 2)),
+                       ("mmproj.gguf", projector)):
+        (tmp_path / name).write_bytes(data)
+    sources = named(importing.gather([str(tmp_path)]))
+    assert file_checks.format_of(sources) == "gguf"
+    with pytest.raises(LlmgwError, match="one of 2 parts, and 1 GGUF files"):
+        file_checks.format_of(sources[1:])
+    with pytest.raises(LlmgwError, match="a projector, and no model beside it"):
+        file_checks.format_of(sources[2:])
+    (tmp_path / "other.gguf").write_bytes(gguf_file.small_model())
+    with pytest.raises(LlmgwError, match="3 GGUF files are named"):
+        file_checks.format_of(named(importing.gather([str(tmp_path)])))
+
+
+def test_other_files_want_raw_and_pickles_a_word_of_their_own(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(LlmgwError, match="no GGUF or safetensors file among notes.txt") as caught:
+        importing.import_model(None, [str(tmp_path / "notes.txt")], "n")
+    assert "--raw" in caught.value.hint
+    (tmp_path / "model.pt").write_text("x")
+    with pytest.raises(LlmgwError, match="pickle") as caught:
+        importing.import_model(None, [str(tmp_path / "model.pt")], "n", raw=True)
+    assert "--allow-pickle" in caught.value.hint
+
+
+@pytest.mark.parametrize("path, name", [("/x/Llama 3.gguf", "Llama-3"), ("/x/a-00001-of-00003.gguf", "a"),
+                                        ("/x/folder/", "folder"), ("/x/...", "model"), ("/x/m.safetensors", "m")])
+def test_a_model_is_called_like_its_file_when_nobody_says_otherwise(path, name):
+    assert importing.name_of(path) == name
 
 
 @pytest.mark.parametrize("make, sentence", [

@@ -84,6 +84,12 @@ def test_a_template_and_library_folders_are_passed_when_there_are_any():
     assert made.env["LD_LIBRARY_PATH"] == "/a:/b"
 
 
+def test_a_vision_model_is_given_its_projector_and_another_none():
+    assert after(command(shard(), dataclasses.replace(PLACE, projector_path="/w/mmproj.gguf")).argv,
+                 "--mmproj") == "/w/mmproj.gguf"
+    assert "--mmproj" not in command(shard()).argv
+
+
 @pytest.mark.parametrize("task, flag", [(Task.EMBED, "--embeddings"), (Task.RERANK, "--reranking")])
 def test_embedding_and_reranking_have_their_flag_and_one_batch_per_input(task, flag):
     argv = command(shard(task=task, context_length=512, parallel=4)).argv
@@ -93,7 +99,7 @@ def test_embedding_and_reranking_have_their_flag_and_one_batch_per_input(task, f
 def test_every_flag_we_use_and_reserve_stands_in_the_recorded_help_of_b10991():
     known = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", (DATA / "help-b10991.txt").read_text()))
     used = [word for task in Task for word in command(
-        shard(task=task), dataclasses.replace(PLACE, threads=1, template_file="/t")).argv
+        shard(task=task), dataclasses.replace(PLACE, threads=1, template_file="/t", projector_path="/p")).argv
         if word.startswith("-")]
     assert [flag for flag in used if flag not in known] == []
     spoken = ENGINE.reserved_flags - {"--rpc"}          # only builds with RPC have it

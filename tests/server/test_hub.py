@@ -14,11 +14,12 @@ import pytest
 from llmgw.domain.model import CHUNK_BYTES
 from llmgw.server import hub, releases
 from llmgw.server.hub import Hub
-from tests.fakes import gguf_file
+from tests.fakes import gguf_file, safetensors_file
 from tests.fakes.hub import COMMIT, FakeHub
 
 MODEL = gguf_file.build(gguf_file.llama(), [gguf_file.tensor("t", [1 << 18])],
                         data=os.urandom(1 << 20)) + os.urandom(CHUNK_BYTES)
+TENSORS = safetensors_file.model(70_000)
 CONFIG = b'{"model_type": "llama"}'
 
 
@@ -31,7 +32,7 @@ def short_waits(monkeypatch):
 def fake():
     with FakeHub({"o/one": {"README.md": b"x", "one.gguf": MODEL},
                   "o/two": {"a.gguf": MODEL, "sub/b.gguf": MODEL[:-1]},
-                  "o/st": {"config.json": CONFIG, "model.safetensors": MODEL, "tokenizer.json": b"{}", "x.bin": MODEL}
+                  "o/st": {"config.json": CONFIG, "model.safetensors": TENSORS, "tokenizer.json": b"{}", "x.bin": MODEL}
                   }) as found:
         yield found
 

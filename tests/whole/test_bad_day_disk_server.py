@@ -108,11 +108,11 @@ def test_a_disk_that_fills_within_a_piece_keeps_what_was_whole(place):
         place.start_server()
         path = place.folder / "big.bin"
         path.write_bytes(os.urandom(20 << 20))
-        done = place.ctl("mirror", "import", path, "--name", "big", ok=False)
+        done = place.ctl("mirror", "import", path, "--raw", "--name", "big", ok=False)
         assert done.returncode == 75 and "no space left on the device" in done.stderr, done.stderr
         part, = (place.dir("server") / "mirror" / "uploads").iterdir()
         assert part.stat().st_size == 8 << 20
-        assert "big.bin: goes on at 8.4 MB" in place.ctl("mirror", "import", path, "--name", "big", ok=False).stderr
+        assert "big.bin: goes on at 8.4 MB" in place.ctl("mirror", "import", path, "--raw", "--name", "big", ok=False).stderr
         assert not list((place.dir("server") / "mirror" / "uploads").iterdir())
     finally:
         del place.env["LLMGW_FAILPOINT"]

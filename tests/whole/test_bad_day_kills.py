@@ -57,10 +57,10 @@ def test_a_server_killed_within_an_import_takes_it_up_where_it_was(place, failpo
     path.write_bytes(os.urandom(20 << 20))
     child = start_server_to_die(place, failpoint)
     place.server = place.endpoint("server")
-    done = place.ctl("mirror", "import", path, "--name", "m", ok=False)
+    done = place.ctl("mirror", "import", path, "--raw", "--name", "m", ok=False)
     assert child.wait(60) == -9, (done, place.log("server").read_text())
     place.start_server()
-    again = place.ctl("mirror", "import", path, "--name", "m", ok=False)
+    again = place.ctl("mirror", "import", path, "--raw", "--name", "m", ok=False)
     assert again.returncode == 0, done.stderr + again.stderr
     held, = place.items("mirror", "list")["models"]
     blob = place.dir("server") / "mirror" / "blobs" / "sha256" / hashlib.sha256(path.read_bytes()).hexdigest()

@@ -232,9 +232,10 @@ class ShardKeeper:
         folder = self._layout.weights(self._wanted.weights.name, self._wanted.weights.fingerprint)
         first = os.path.join(folder, weights.first_file(self._wanted.weights))
         place = Place(program=usable.program, library_dirs=usable.library_dirs,
-                      model_path=folder if self._engine.takes_folder else first, work_dir=self._folder,
+                      model_path=folder if self._engine.takes_folder else first, work_dir=work_dir(self._folder),
                       key_file=key_file,
-                      template_file=template if self._wanted.model.chat_template else "", port=port)
+                      template_file=template if self._wanted.model.chat_template else "", port=port,
+                      projector_path=weights.projector_file(folder, self._wanted.weights))
         program = self._engine.programs(self._wanted, place)[-1]
         command = program.command
         marks = {shard_row.OWNER: self._layout.root, shard_row.PORT: str(port),

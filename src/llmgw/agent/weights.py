@@ -239,11 +239,17 @@ def read_marker(folder: str) -> Optional[Weights]:
 
 def first_file(weights: Weights) -> str:
     """Return the file an engine is pointed to: the first in order of names (split files are numbered)."""
-    models = sorted(file.name for file in weights.files if file.name.endswith(".gguf"))
+    models = sorted(file.name for file in weights.files
+                    if file.name.endswith(".gguf") and file.name != weights.projector)
     names = models or sorted(file.name for file in weights.files)
     if not names:
         raise ParseError(f"weights {weights.name}: no files")
     return _flat(names[0])
+
+
+def projector_file(folder: str, weights: Weights) -> str:
+    """Return what a vision model sees with, empty where it does not."""
+    return os.path.join(folder, _flat(weights.projector)) if weights.projector else ""
 
 
 def _phase(layout: Layout, weights: Weights) -> WeightsPhase:

@@ -44,10 +44,10 @@ WEIGHTS_FILE = Record(model.WeightsFile, name=text, size_bytes=whole, sha256=tex
 WEIGHTS = Record(
     model.Weights, name=text, fingerprint=text, files=tuple_of(WEIGHTS_FILE), source=text,
     revision=text, format=text, kv_bytes_per_token=optional(whole), context_train=optional(whole),
-    imported_at=number)
+    imported_at=number, projector=text)
 WEIGHTS_OBSERVED = Record(
     model.WeightsObserved, name=text, fingerprint=text, phase=one_of(model.WeightsPhase),
-    done_bytes=whole, total_bytes=whole, message=text)
+    done_bytes=whole, total_bytes=whole, message=text, bytes_per_second=whole)
 
 GPU_SLOT = Record(replica.GpuSlot, uuid=text, index=whole)
 SHARD = Record(replica.Shard, rank=whole, node=text, gpus=tuple_of(GPU_SLOT))
@@ -100,10 +100,12 @@ NODE_VIEW = Record(
     probed=flag, seen_seconds_ago=number, draining=flag, clock_skew_seconds=number,
     engines=tuple_of(ENGINE_OBSERVED), weights=tuple_of(WEIGHTS_OBSERVED), replicas=texts,
     warnings=texts)
+WEIGHTS_ON_NODE = Record(view.WeightsOnNode, node=text, phase=text, percent=whole, seconds_left=optional(whole),
+                         message=text)
 MODEL_VIEW = Record(
     view.ModelView, name=text, engine=text, engine_version=text, task=text, weights=text,
     wanted=whole, ready=whole, aliases=texts, replicas=texts, why_not=texts,
-    context_length=optional(whole), size_bytes=optional(whole))
+    context_length=optional(whole), size_bytes=optional(whole), vision=flag, nodes=tuple_of(WEIGHTS_ON_NODE))
 SHARD_VIEW = Record(view.ShardView, rank=whole, node=text, gpus=tuple_of(GPU_SLOT),
                     observed=optional(SHARD_OBSERVED))
 REPLICA_VIEW = Record(
@@ -119,8 +121,9 @@ ENGINE_ARCHIVE = Record(view.EngineArchive, engine=text, version=text, asset=ASS
                         imported_at=number, source=text)
 LOCK_VIEW = Record(view.LockView, engine=text, version=text, platform=text, as_of=text, sha256=text,
                    packages=whole, source=text, made_at=number)
+WEIGHTS_USE = Record(view.WeightsUse, name=text, models=texts, replicas=texts, nodes=texts, damaged=texts)
 MIRROR_VIEW = Record(view.MirrorView, models=tuple_of(WEIGHTS), engines=tuple_of(ENGINE_ARCHIVE),
-                     activity=texts, free_bytes=whole)
+                     activity=texts, free_bytes=whole, uses=tuple_of(WEIGHTS_USE), total_bytes=whole)
 
 
 def dumps(codec: Codec[Any], value: Any) -> bytes:

@@ -8,11 +8,11 @@ import os
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple
 
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
-from llmgw.ctl import output
+from llmgw.ctl import file_checks, output
 from llmgw.ctl.progress import Progress
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.engine import ENGINES, LLAMA_CPP, PYTHON, TOOLS, UV
@@ -25,12 +25,10 @@ PIECE_TIMEOUT_SECONDS = 120.0
 FINISH_TIMEOUT_SECONDS = 3600.0     # the server reads the whole file once more
 TRIES = 6                           # of one piece, each wait twice the one before
 FIRST_WAIT_SECONDS = 0.5
-_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 _RELEASES = {LLAMA_CPP: re.compile(r"(?:cudart-)?llama-(b\d+)-bin-.+"),
              PYTHON: re.compile(r"cpython-(\d+\.\d+\.\d+\+\d{8})-.+"), UV: re.compile(r"uv-()[a-z0-9_]+-.+")}
 _ASSET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-_PICKLE_NAMES = re.compile(r".*\.(pt|pth|pkl|pickle|ckpt|joblib)|(pytorch_)?model.*\.bin", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -39,25 +37,51 @@ class Source:
 
     path: str
     name: str
+    sha256: str = ""          # what it has to be, where somebody promised it
 
 
-def import_model(client: ControlClient, named: Sequence[str], name: str) -> Weights:
-    """Put the files (or the files of a folder) into the mirror as model ``name`` and return its manifest."""
-    check_name(name, "model name")
+MakeProgress = Callable[[str, int], Progress]
+
+
+def import_model(client: ControlClient, named: Sequence[str], name: str = "", *, raw: bool = False,
+                 allow_pickle: bool = False) -> Weights:
+    """Put the files (or the files of a folder) into the mirror as model ``name`` and return its manifest.
+
+    ``raw`` takes them as they are, whatever they are.
+    """
     sources = gather(named)
+    name = check_name(name, "model name") if name else name_of(named[0])
+    if not allow_pickle:
+        for source in sources:
+            file_checks.refuse_pickle(source.path)
+    fmt = file_checks.RAW if raw else file_checks.format_of([(source.path, source.name) for source in sources])
+    if fmt == file_checks.RAW and not raw:
+        raise UsageError(f"no GGUF or safetensors file among {', '.join(source.name for source in sources):.200}",
+                         hint="--raw takes any file as it is")
+    return bring(client, name, sources, fmt, "file:" + os.path.abspath(sources[0].path))
+
+
+def bring(client: ControlClient, name: str, sources: Sequence[Source], fmt: str, origin: str,
+          progress_of: MakeProgress = Progress) -> Weights:
+    """Send what the mirror lacks of the files and register them as model ``name``."""
+    kept = []
     for source in sources:
-        refuse_pickle(source.path)
-    kept, fmt = [], format_of(sources)
-    for source in sources:
-        digest, chunks, size_bytes = _hash(source)
-        upload(client, source, digest, size_bytes)
+        digest, chunks, size_bytes = _hash(source, progress_of)
+        if source.sha256 and digest != source.sha256:
+            raise DigestMismatch(source.path, expected=source.sha256, actual=digest)
+        upload(client, source, digest, size_bytes, progress_of)
         kept.append(WeightsFile(source.name, size_bytes, digest, chunks))
-    wanted = Weights(name=name, fingerprint="", files=tuple(kept), format=fmt, imported_at=time.time(),
-                     source="file:" + os.path.abspath(sources[0].path))
+    wanted = Weights(name=name, fingerprint="", files=tuple(kept), format=fmt, imported_at=time.time(), source=origin)
     path = paths.fill(paths.MIRROR_MODEL, model=name)
     made = client.call("PUT", path, send=wire.WEIGHTS, value=wanted, receive=wire.WEIGHTS,
-                       timeout=PIECE_TIMEOUT_SECONDS)
+                       timeout=FINISH_TIMEOUT_SECONDS)      # the server reads what it has not hashed yet
     return made or wanted
+
+
+def name_of(path: str) -> str:
+    """Return the name that a file or folder gives its model."""
+    plain = re.sub(r"(-\d{5}-of-\d{5})?\.(gguf|safetensors)$", "", os.path.basename(os.path.abspath(path)))
+    return check_name(_UNUSUAL.sub("-", plain).strip("-.") or "model", "model name")
 
 
 def import_engine(client: ControlClient, path: str, sha256: str, engine: str, version: str) -> str:
@@ -108,7 +132,7 @@ def gather(named: Sequence[str]) -> List[Source]:
     names = [source.name for source in sources]
     if not sources or len(set(names)) != len(names):
         raise UsageError(f"no files in {', '.join(named)}" if not sources else "two files have the same name")
-    _check_split(names)
+    file_checks.check_split(names)
     return sources
 
 
@@ -132,60 +156,15 @@ def _check_readable(path: str) -> None:
         raise ParseError(f"{path}: the file is empty")
 
 
-def _check_split(names: Sequence[str]) -> None:
-    """Refuse a split GGUF of which a part is not named."""
-    for match in filter(None, map(_SPLIT.fullmatch, names)):
-        stem, total = match.group(1), int(match.group(3))
-        missing = [part for part in (f"{stem}-{at:05d}-of-{total:05d}.gguf" for at in range(1, total + 1))
-                   if part not in names]
-        if missing:
-            raise UsageError(f"{match.group(0)}: part of a split model, and {missing[0]} is not named",
-                             hint="name all its parts, or their folder")
-
-
-def format_of(sources: Sequence[Source]) -> str:
-    """Return gguf, safetensors or raw; refuse a .gguf file that is not one, or not all of one."""
-    kinds = {source.name.rpartition(".")[2].lower() for source in sources}
-    for source in sources:
-        if source.name.lower().endswith(".gguf"):
-            _check_gguf(source.path)
-    return "gguf" if "gguf" in kinds else "safetensors" if "safetensors" in kinds else "raw"
-
-
-def _check_gguf(path: str) -> None:
-    from llmgw.parse import gguf
-    with files.storing("read", path), open(path, "rb") as source:
-        start = source.read(4)
-        if not gguf.is_gguf(start):
-            raise ParseError(f"{path}: not a GGUF file: it starts with {start!r}",
-                             hint="download it again; a web page or a Git LFS pointer looks like this")
-
-        def read_at(offset: int, count: int) -> bytes:
-            source.seek(offset)
-            return source.read(count)
-
-        gguf.read_header(read_at, os.path.getsize(path), path)
-
-
-def refuse_pickle(path: str) -> None:
-    """Refuse Python pickles: loading one runs whatever its author wrote."""
-    with files.storing("read", path), open(path, "rb") as source:
-        head = source.read(256)
-    zipped = head.startswith(b"PK\x03\x04") and b"data.pkl" in head
-    protocol = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
-    if zipped or protocol or _PICKLE_NAMES.fullmatch(os.path.basename(path)):
-        raise ParseError(f"{path}: a Python pickle, which can run any code when it is loaded",
-                         hint="take the model's safetensors or GGUF files")
-
-
-def _hash(source: Source) -> Tuple[str, Tuple[str, ...], int]:
-    progress = Progress(f"reading {source.name}", os.path.getsize(source.path))
+def _hash(source: Source, progress_of: MakeProgress = Progress) -> Tuple[str, Tuple[str, ...], int]:
+    progress = progress_of(f"reading {source.name}", os.path.getsize(source.path))
     result = hashing.hash_file(source.path, progress)
     progress.done()
     return result
 
 
-def upload(client: ControlClient, source: Source, digest: str, size_bytes: int) -> None:
+def upload(client: ControlClient, source: Source, digest: str, size_bytes: int,
+           progress_of: MakeProgress = Progress) -> None:
     """Send what the server lacks of a file, from where an earlier try ended, and have it verified."""
     where = paths.fill(paths.UPLOAD, digest=digest)
     state = client.json("GET", where)
@@ -197,7 +176,7 @@ def upload(client: ControlClient, source: Source, digest: str, size_bytes: int) 
     at = int(state["received_bytes"])
     if at:
         output.say(f"{source.name}: goes on at {output.size(at)}")
-    progress = Progress(f"sending {source.name}", size_bytes)
+    progress = progress_of(f"sending {source.name}", size_bytes)
     with files.storing("read", source.path), open(source.path, "rb") as data:
         while at < size_bytes:
             progress.at(at)

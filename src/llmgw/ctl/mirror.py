@@ -20,7 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     model = commands.add_parser("import", help="bring a model's files in; a broken import goes on where it stopped")
     model.add_argument("files", metavar="FILE", nargs="+", help="its files, or their folder")
-    model.add_argument("--name", required=True, help="the model is mirror:NAME in server.yaml then")
+    model.add_argument("--name", default="", help="the model is mirror:NAME in server.yaml then; default: by the file")
+    model.add_argument("--raw", action="store_true", help="take any files as they are, unchecked")
+    model.add_argument("--allow-pickle", action="store_true", help="take files that run code when they are loaded")
     model.set_defaults(action=_import)
 
     engine = commands.add_parser("import-engine", help="bring a release archive of an engine, of uv or of Python in")
@@ -64,7 +66,8 @@ def _rows(mirror: MirrorView) -> List[output.Row]:
 
 def _import(options: argparse.Namespace) -> int:
     from llmgw.ctl.importing import import_model
-    made = import_model(connect(options), options.files, options.name)
+    made = import_model(connect(options), options.files, options.name, raw=options.raw,
+                        allow_pickle=options.allow_pickle)
     output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
     return 0
 

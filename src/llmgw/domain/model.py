@@ -63,6 +63,7 @@ class Weights:
     kv_bytes_per_token: Optional[int] = None      # from the GGUF header; None: unknown
     context_train: Optional[int] = None
     imported_at: float = 0.0
+    projector: str = ""                           # of a vision model: which of the files sees for it
 
     @property
     def size_bytes(self) -> int:
@@ -106,3 +107,4 @@ class WeightsObserved:
     done_bytes: int = 0
     total_bytes: int = 0
     message: str = ""
+    bytes_per_second: int = 0                     # while fetching; 0: not known yet

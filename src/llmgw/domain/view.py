@@ -31,6 +31,17 @@ class NodeView:
 
 
 @dataclass(frozen=True)
+class WeightsOnNode:
+    """Where one node stands with a model's weights."""
+
+    node: str
+    phase: str                # absent, fetching, whole, damaged, failed
+    percent: int = 0
+    seconds_left: Optional[int] = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class ModelView:
     """``why_not`` holds one sentence per node, or why there is no replica to place yet."""
 
@@ -46,6 +57,8 @@ class ModelView:
     why_not: Tuple[str, ...] = ()
     context_length: Optional[int] = None
     size_bytes: Optional[int] = None
+    vision: bool = False
+    nodes: Tuple[WeightsOnNode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,17 @@ class LockView:
 
 
 @dataclass(frozen=True)
+class WeightsUse:
+    """Who uses weights of the mirror: models of server.yaml, replicas that are there, nodes that hold them."""
+
+    name: str
+    models: Tuple[str, ...] = ()
+    replicas: Tuple[str, ...] = ()
+    nodes: Tuple[str, ...] = ()
+    damaged: Tuple[str, ...] = ()    # files of it that the mirror has lost, or found damaged
+
+
+@dataclass(frozen=True)
 class MirrorView:
     """What the mirror holds, and what is under way."""
 
@@ -142,3 +166,5 @@ class MirrorView:
     engines: Tuple[EngineArchive, ...] = ()
     activity: Tuple[str, ...] = ()   # sentences: "pulling hf:…: 43 %"
     free_bytes: int = 0
+    uses: Tuple[WeightsUse, ...] = ()
+    total_bytes: int = 0             # of the filesystem

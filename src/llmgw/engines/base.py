@@ -23,6 +23,7 @@ class Place:
     template_file: str        # empty when the model brings its own template
     port: int
     threads: Optional[int] = None   # CPU threads for a shard without GPU
+    projector_path: str = ""  # of a vision model of llama.cpp
 
 
 @dataclass(frozen=True)

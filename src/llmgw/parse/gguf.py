@@ -48,6 +48,7 @@ class GgufHeader:
 
     version: int
     architecture: str
+    kind: str = ""                             # model, mmproj, adapter ...; often empty
     name: str = ""
     file_type: Optional[int] = None
     block_count: Optional[int] = None
@@ -58,6 +59,11 @@ class GgufHeader:
     has_chat_template: bool = False
     tensor_count: int = 0
     size_bytes: int = 0                        # where the last tensor ends, as the header says
+
+    @property
+    def is_projector(self) -> bool:
+        """Whether it is what a vision model sees with, and no model itself."""
+        return self.architecture == "clip" or self.kind == "mmproj"
 
 
 def read_header(read_at: ReadAt, size: int, name: str = "file") -> GgufHeader:
@@ -242,9 +248,10 @@ def _header(cursor: _Cursor, version: int, tensors: int, values: Dict[str, Value
     if not isinstance(architecture, str) or not architecture or len(architecture) > 64:
         cursor.fail("it names no architecture")
     blocks = _whole(values, f"{architecture}.block_count", MAX_LAYERS)
-    name = values.get("general.name", "")
+    name, sort = values.get("general.name", ""), values.get("general.type", "")
     return GgufHeader(
-        version=version, architecture=architecture, name=name if isinstance(name, str) else "",
+        version=version, architecture=architecture, kind=sort if isinstance(sort, str) else "",
+        name=name if isinstance(name, str) else "",
         file_type=_whole(values, "general.file_type", 1 << 16), block_count=blocks,
         context_length=_whole(values, f"{architecture}.context_length", 1 << 31) or None,
         kv_bytes_per_token=_kv_bytes(values, architecture, blocks),

@@ -8,16 +8,17 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from llmgw.api import wire
 from llmgw.domain.digest import blob_path, fingerprint
 from llmgw.domain.errors import DigestMismatch, DiskFull, DownloadFailed, LlmgwError, NotFound, ParseError, Unauthorized
 from llmgw.domain.model import Weights, WeightsFile
-from llmgw.parse import gguf, hugging_face, weights_source
+from llmgw.parse import hugging_face, weights_source
 from llmgw.parse.hugging_face import HubFile
 from llmgw.parse.weights_source import HubSource
+from llmgw.server.describe import describe
 from llmgw.server.releases import RESERVE_BYTES, RETRY_SECONDS, fetch_patiently, partial_path
 from llmgw.system import files
 from llmgw.system.hashing import hash_file
@@ -206,20 +207,12 @@ class Hub:
         mark = fingerprint((file.name, file.size_bytes, file.sha256) for file in kept)
         weights = Weights(name, mark, tuple(kept), source=source, revision=commit, format=form,
                           imported_at=time.time())
-        if form != "gguf":
-            return weights
-        header = self._header(kept[0])
-        if header.split_count > len(kept):
-            raise ParseError(f"{source}: {kept[0].name} is one part of {header.split_count}",
-                             hint="name a file whose parts are called ...-00001-of-0000N.gguf")
-        return replace(weights, kv_bytes_per_token=header.kv_bytes_per_token, context_train=header.context_length)
+        return describe(weights, self._open)
 
-    def _header(self, file: WeightsFile) -> gguf.GgufHeader:
-        path = os.path.join(self._data_dir, blob_path(file.sha256))
-        with files.storing("read", path), open(path, "rb") as opened:
-            def read_at(at: int, count: int) -> bytes:
-                return os.pread(opened.fileno(), count, at)
-            return gguf.read_header(read_at, file.size_bytes, file.name)
+    def _open(self, digest: str) -> BinaryIO:
+        path = os.path.join(self._data_dir, blob_path(digest))
+        with files.storing("read", path):
+            return open(path, "rb")
 
     def _check_space(self, chosen: Tuple[HubFile, ...], source: str) -> None:
         here = files.make_dir(os.path.join(self._data_dir, "blobs"), 0o755)

@@ -20,8 +20,8 @@ from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.names import check_name
 from llmgw.domain.view import EngineArchive
-from llmgw.parse import gguf
 from llmgw.server import records
+from llmgw.server.describe import describe
 from llmgw.server.store import Delete, Put, Store
 from llmgw.system import failpoint, files, hashing
 from llmgw.system.clock import Clock
@@ -187,8 +187,8 @@ class Mirror:
             raise ParseError(f"model {given.name}: a file is named twice")
         whole = tuple(self._complete_file(file) for file in given.files)
         mark = fingerprint((file.name, file.size_bytes, file.sha256) for file in whole)
-        return self._with_header(replace(given, files=whole, fingerprint=mark,
-                                         imported_at=given.imported_at or self._clock.wall()))
+        return describe(replace(given, files=whole, fingerprint=mark,
+                                imported_at=given.imported_at or self._clock.wall()), self.open)
 
     def _complete_file(self, file: WeightsFile) -> WeightsFile:
         digest = sha256_hex(file.sha256)
@@ -207,18 +207,6 @@ class Mirror:
                 raise DigestMismatch(f"blob {digest}", expected=digest, actual=actual)
             self._chunks[digest] = chunks
         return self._chunks[digest]
-
-    def _with_header(self, weights: Weights) -> Weights:
-        first = min((file for file in weights.files if file.name.endswith(".gguf")),
-                    key=lambda file: file.name, default=None)
-        if first is None:
-            return weights
-        with self.open(first.sha256) as source:
-            def read_at(offset: int, count: int) -> bytes:
-                return os.pread(source.fileno(), count, offset)
-            header = gguf.read_header(read_at, first.size_bytes, first.name)
-        return replace(weights, format="gguf", kv_bytes_per_token=header.kv_bytes_per_token,
-                       context_train=header.context_length)
 
     def register_model(self, given: Weights) -> Weights:
         """Keep a manifest whose blobs are all here, and return it as it is kept."""

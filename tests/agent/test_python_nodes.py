@@ -4,7 +4,10 @@ What they install is a stand-in of a few lines; server, agents, uv and Python ar
 """
 from __future__ import annotations
 
+import hashlib
 import os
+import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +28,7 @@ from tests.fakes.package_index import PackageIndex
 from tests.fakes.python_fleet import tiny_vllm
 from tests.server.running import RunningServer, until
 
+AWAY = "http://127.0.0.1:9"       # nobody listens there
 CONFIG = """
 cluster: test
 engines:
@@ -42,7 +46,7 @@ class Agent:
         self._log = folder / f"{name}.log"
         self._words = ["--server", url, "--token-file", token, "--node", name, "--data-dir", str(self.data),
                        "--gate-port", str(port), "--engine-ports", str(port + 1)]
-        self._env = {**os.environ, "LLMGW_REHEARSE_NVIDIA_PATH": str(folder / "smi"), "UV_DEFAULT_INDEX": index.url}
+        self._env = {**os.environ, "LLMGW_REHEARSE_NVIDIA_PATH": str(folder / "smi"), "UV_DEFAULT_INDEX": index, "UV_HTTP_RETRIES": "0"}
 
     def start(self, **env):
         with open(self._log, "ab") as log:
@@ -71,7 +75,17 @@ class Agent:
 
 @pytest.fixture
 def site(tmp_path, uv_archive, python_archive):
-    """A control plane, and a function that makes nodes of it."""
+    """A control plane that reaches GitHub, and a function that makes nodes of it."""
+    yield from _site(tmp_path, uv_archive, python_archive)
+
+
+@pytest.fixture
+def lonely_site(tmp_path, uv_archive, python_archive):
+    """The same where the control plane does not reach GitHub, and the nodes no index."""
+    yield from _site(tmp_path, uv_archive, python_archive, away=True)
+
+
+def _site(tmp_path, uv_archive, python_archive, away=False):
     if shutil.disk_usage(tmp_path).free < 26 * 10**9:
         pytest.skip("vLLM asks for 25 GB of free disk, and there are less")
     version, build = python_archive
@@ -79,13 +93,14 @@ def site(tmp_path, uv_archive, python_archive):
     with FakeGithub({"0.13.9": {uv_archive.name: uv_archive.path.read_bytes()},
                      version.partition("+")[2]: {build.name: build.path.read_bytes()}}) as github, PackageIndex() as index:
         tiny_vllm(index)
-        server = RunningServer(tmp_path, CONFIG % version).start(LLMGW_GITHUB_API=github.url)
+        server = RunningServer(tmp_path, CONFIG % version).start(LLMGW_GITHUB_API=AWAY if away else github.url)
         admin = ControlClient([server.url], Secret((server.data / "tokens" / "admin").read_text().strip()))
         agents = []
 
         def node(name):
             port = next(first for first in range(23000 + os.getpid() % 900 * 10, 60000, 10) if is_free("127.0.0.1", first))
-            agents.append(Agent(name, tmp_path, server.url, str(server.data / "tokens" / "node"), index, port + len(agents) * 10))
+            agents.append(Agent(name, tmp_path, server.url, str(server.data / "tokens" / "node"),
+                                f"{AWAY}/simple" if away else index.url, port + len(agents) * 10))
             return agents[-1]
 
         def engine(name):
@@ -126,6 +141,13 @@ def test_stand_in_a_planted_list_is_refused_with_its_line_and_relock_makes_a_new
     until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
 
 
+def test_the_steps_at_which_agents_are_killed_are_all_that_there_are():
+    from llmgw import agent
+    found = {step for path in pathlib.Path(agent.__file__).parent.glob("python_*.py")
+             for step in re.findall(r'failpoint\.reach\("([a-z-]+)"\)', path.read_text())}
+    assert found == {*STEPS, "wheels-one-more"}
+
+
 def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_and_does_not_run(site):
     agent = site.node("n1")
     for step in STEPS:
@@ -136,8 +158,38 @@ def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_an
     agent.start()
     until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
     assert agent.runs() and proc.marked(MARKER, str(agent.data)) == []
+    fetched = [path for path in site.index.web.paths() if path.endswith(".whl")]
+    assert len(fetched) == len(set(fetched)) == 2, "what came once is in the cache"
     left = [path.name for path in (agent.data / "engines" / "vllm").iterdir()]
     assert left == ["0.30.1"]
+
+
+def test_stand_in_a_node_without_any_internet_installs_what_was_pulled_into_the_mirror(lonely_site, tmp_path):
+    """A third machine reaches GitHub, index and control plane; it has a list of packages from elsewhere."""
+    site = lonely_site
+    agent = site.node("n1").start()
+    until(lambda: "waits for uv 0.13.9: the files of uv 0.13.9 are not known" in site.engine("n1").get("message", ""), "n1 waits", 240)
+    assert "mirror import-engine uv-x86_64" in site.engine("n1")["hint"]
+    agent.close()
+    packages = tmp_path / "packages.txt"
+    packages.write_text("".join(
+        f"{name}=={file.split('-')[1]} --hash=sha256:{hashlib.sha256(data).hexdigest()}\n"
+        for name, listed in site.index.files.items() for file, (data, _) in listed.items()))
+    pulled = subprocess.run(
+        [sys.executable, "-m", "llmgw", "ctl", "mirror", "pull-engine", "vllm", "--index", site.index.url, "--list", packages,
+         "--server", site.server.url, "--token-file", site.server.data / "tokens" / "admin"], stdin=subprocess.DEVNULL,
+        env={**os.environ, "LLMGW_GITHUB_API": site.github.url, "LLMGW_DATA_DIR": str(tmp_path / "third")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert pulled.returncode == 0 and "2 packages are in the mirror, uv and Python too" in pulled.stderr, pulled.stderr
+    for web in (site.index.web, site.github.web):
+        web.requests.clear()
+    agent.start(LLMGW_FAILPOINT="wheels-one-more:kill")
+    assert agent.process.wait(240) == -signal.SIGKILL and not agent.folder.exists()
+    agent.start()
+    until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
+    assert agent.runs() and agent.list() == lock.write(lock.read(packages.read_text(), "list"))
+    assert site.index.web.paths() == [] and site.github.web.paths() == [], "nobody asked the internet"
+    assert {path.name.partition("-")[0] for path in (agent.data / "tools").iterdir()} & {"wheels", "uv_cache"} == set()
 
 
 def test_stand_in_an_agent_that_was_killed_leaves_no_uv_behind_that_writes_on(site):

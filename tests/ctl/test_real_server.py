@@ -16,6 +16,7 @@ from llmgw.api.client import ControlClient
 from llmgw.domain.errors import ApiError
 from llmgw.domain.secret import Secret
 from tests.fakes import gguf_file
+from tests.fakes.github import FakeGithub
 from tests.fakes.package_index import PackageIndex
 
 CONFIG = "cluster: test\nengines:\n  llama.cpp: {version: b10991}\nmodels: []\n"
@@ -208,15 +209,25 @@ def test_ctl_nodes_is_quick(ctl, server):
     assert min(took) <= 0.25 or os.getloadavg()[0] > 1.5, took
 
 
-def test_stand_in_the_packages_of_an_engine_are_pulled_into_the_mirror_once(server, ctl, tmp_path):
-    (tmp_path / "server.yaml").write_text("cluster: test\nengines:\n  vllm: {version: 0.30.1, as_of: 2026-06-01}\nmodels: []\n")
+UV = "uv-x86_64-unknown-linux-musl.tar.gz"
+PYTHON = "cpython-3.12.16+20261110-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+
+
+@pytest.mark.slow
+def test_stand_in_all_of_an_engine_is_pulled_into_the_mirror_once(server, ctl, tmp_path):
+    (tmp_path / "server.yaml").write_text("cluster: test\nengines:\n  llama.cpp: {version: b10991}\n"
+                                          "  vllm: {version: 0.30.1, as_of: 2026-06-01}\nmodels: []\n")
     wait_for(lambda: "0.30.1" in ctl("engines", "--json").stdout)
     assert "which package index?" in ctl("mirror", "pull-engine", "vllm", env={"UV_DEFAULT_INDEX": "", "PIP_INDEX_URL": ""}).stderr
-    with PackageIndex() as index:
+    with PackageIndex() as index, FakeGithub({"0.13.9": {UV: b"uv", "uv.zip": b"no"}, "20261110": {"x.tar.gz": b"no"}}) as github:
         index.add("vllm", "0.30.1")
         index.add("tinydep", "1.0")
-        none = ctl("mirror", "pull-engine", "vllm", "--index", index.url)
+
+        def pull(*words, engine="vllm", api=github.url):
+            return ctl("mirror", "pull-engine", engine, "--index", index.url, *words, env={"LLMGW_GITHUB_API": api})
+        none = pull()
         assert none.returncode == 1 and "there is no list of the packages of vllm 0.30.1" in none.stderr
+        assert "--list FILE" in none.stderr and "is not made of packages" in pull(engine="llama.cpp").stderr
         pins = "".join(f"{name}=={version} --hash=sha256:{hashlib.sha256(data).hexdigest()}\n" for name, version, (data, _) in [
             ("vllm", "0.30.1", index.files["vllm"]["vllm-0.30.1-py3-none-any.whl"]),
             ("tinydep", "1.0", index.files["tinydep"]["tinydep-1.0-py3-none-any.whl"])])
@@ -224,17 +235,27 @@ def test_stand_in_the_packages_of_an_engine_are_pulled_into_the_mirror_once(serv
         path = paths.fill(paths.ENGINE_LOCK, engine="vllm", version="0.30.1", platform="x86_64-manylinux_2_31")
         node.json("PUT", path, {"node": "n1", "as_of": "2026-06-01T00:00:00Z", "text": pins})
         node.close()
-        pulled = ctl("mirror", "pull-engine", "vllm", "--index", index.url)
-        assert pulled.returncode == 0 and "2 packages in the mirror" in pulled.stderr, pulled.stderr
-        shown = ctl("mirror", "list").stdout
-        assert "tinydep-1.0-py3-none-any.whl" in shown and "vllm-0.30.1-py3-none-any.whl" in shown
-        assert "admin" in ctl("engines", "lock", "vllm").stdout
-        index.web.requests.clear()
-        index.gone |= {"tinydep-1.0-py3-none-any.whl", "vllm-0.30.1-py3-none-any.whl"}
-        del index.files["tinydep"]
+        kept = index.files.pop("tinydep")
         index.add("tinydep", "2.0")
-        gone = ctl("mirror", "pull-engine", "vllm", "--index", index.url)
+        gone = pull()
         assert gone.returncode == 1 and "tinydep==1.0: the package index has no wheel of it for x86_64" in gone.stderr
+        assert "node/n1" in ctl("engines", "lock", "vllm").stdout, "an incomplete pull vouches for nothing"
+        index.files["tinydep"] = kept
+        pulled = pull()
+        assert pulled.returncode == 1 and "2 packages are in the mirror (" in pulled.stderr, pulled.stderr
+        assert f"python 3.12.16+20261110 is not in the mirror: its release has no {PYTHON}" in pulled.stderr
+        assert "uv 0.13.9 is not" not in pulled.stderr and "admin" in ctl("engines", "lock", "vllm").stdout
+        github.releases["20261110"][PYTHON] = b"python"
+        index.web.requests.clear()
+        pulled = pull()
+        assert pulled.returncode == 0 and "2 packages are in the mirror, uv and Python too" in pulled.stderr, pulled.stderr
+        shown = ctl("mirror", "list").stdout
+        assert all(name in shown for name in ("tinydep-1.0-py3-none-any.whl", "vllm-0.30.1-py3-none-any.whl", UV, PYTHON))
+        again = pull(api="http://127.0.0.1:9")
+        assert again.returncode == 0 and index.web.paths() == [] and github.downloads(UV) == 1, again.stderr
+        (tmp_path / "list.txt").write_text(pins.replace("vllm==0.30.1", "vllm==0.30.0"))
+        other = pull("--list", str(tmp_path / "list.txt"))
+        assert other.returncode == 1 and "does not hold vllm 0.30.1" in other.stderr
 
 
 def test_the_list_of_packages_is_shown_taken_from_a_node_and_made_anew(server, ctl, tmp_path):

@@ -31,10 +31,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--engine", default="", help="default: by the file name, llama.cpp, uv or python")
     engine.add_argument("--version", default="", metavar="V", help="default: taken from the file name")
     engine.set_defaults(action=_import_engine)
-    pull = commands.add_parser("pull-engine", help="bring the packages of vllm or sglang in, where there is internet")
+    pull = commands.add_parser("pull-engine",
+                               help="bring all of vllm or sglang in, where there is internet: wheels, uv and Python")
     pull.add_argument("engine", metavar="ENGINE")
     pull.add_argument("--index", metavar="URL", default="", help="the package index (default: UV_DEFAULT_INDEX)")
-    pull.add_argument("--platform", metavar="P", default="x86_64", help="default: x86_64; aarch64")
+    pull.add_argument("--platform", metavar="P", choices=("x86_64", "aarch64"), default="x86_64",
+                      help="processor type of the nodes: x86_64 or aarch64 (default: %(default)s)")
+    pull.add_argument("--list", metavar="FILE", default="", dest="listed",
+                      help="take this list of packages (default: the fleet's)")
     pull.set_defaults(action=_pull_engine)
     for each in (listing, model, engine, pull):
         add_options(each)
@@ -80,10 +84,16 @@ def _pull_engine(options: argparse.Namespace) -> int:
     client = connect(options)
     index = pulling.index_of(options.index, os.environ)
     engine = wanted(client, options.engine)
-    packages, size = pulling.pull(client, engine, options.platform, index)
-    output.say(f"{engine.name} {engine.version}: {packages} packages in the mirror, {output.size(size)} of them new; "
-               "nodes install from there (uv and Python come with mirror import-engine)")
-    return 0
+    done = pulling.Pull(client, engine, options.platform, index).run(options.listed)
+    output.say(f"{engine.name} {engine.version}: {done.packages} packages are in the mirror"
+               + (", uv and Python too: nodes install from there" if not done.lacking else "")
+               + f" ({output.size(done.new_bytes)} came now)")
+    for sentence in done.lacking:
+        output.say(f"llmgw: {sentence}")
+    if done.lacking:
+        output.say("  try: again where GitHub can be reached, or llmgw.pyz ctl mirror import-engine; where the server "
+                   "itself reaches GitHub, nothing is to be done")
+    return 1 if done.lacking else 0
 
 
 def _import_engine(options: argparse.Namespace) -> int:

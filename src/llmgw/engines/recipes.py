@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Mapping, Tuple
 
-from llmgw.domain.engine import SGLANG, VLLM
+from llmgw.domain.engine import LLAMA_CPP, PYTHON, SGLANG, UV, VLLM
 from llmgw.domain.errors import RequirementMissing
 from llmgw.engines import sglang, vllm
 
@@ -41,6 +41,18 @@ RECIPES: Dict[str, Recipe] = {
         version_words=("-c", f"import {sglang.MODULE.partition('.')[0]} as e; print(e.__version__)"),
         glibc="2.34", download_bytes=4_000_000_000),
 }
+
+
+# Where the archives of the others come from.
+REPOSITORIES = {LLAMA_CPP: "ggml-org/llama.cpp", UV: "astral-sh/uv", PYTHON: "astral-sh/python-build-standalone"}
+
+
+def release(name: str, version: str) -> Tuple[str, str]:
+    """Return (repository, tag) of a version of an engine or a tool on GitHub; KeyError when it has no releases."""
+    if name in RECIPES:
+        return RECIPES[name].repository, f"v{version}"
+    # builds of Python are tagged by their date only
+    return REPOSITORIES[name], version.partition("+")[2] if name == PYTHON else version
 
 
 def machine(arch: str) -> str:

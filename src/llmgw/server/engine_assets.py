@@ -45,18 +45,21 @@ class EngineAssets:
         assets, problem = self._assets(engine.name, engine.version)
         return replace(engine, assets=assets, assets_problem=problem)
 
+    def tools(self, engine: EngineWanted) -> Dict[str, str]:
+        """Return the versions of what makes environments: the configuration's, else what llmgw was checked with."""
+        return {**TOOL_VERSIONS, **{tool.name: tool.version for tool in engine.tools}}
+
     def _python_engine(self, engine: EngineWanted) -> EngineWanted:
         """Return the engine with the date and lists of its packages, and with what makes its environment."""
-        versions = {**TOOL_VERSIONS, **{tool.name: tool.version for tool in engine.tools}}
-        tools = []
-        for name, version in versions.items():
+        found = []
+        for name, version in self.tools(engine).items():
             assets, problem = self._assets(name, version)
             fitting = tuple(asset for asset in assets if asset.name in _tool_files(name, version))
             if assets and not fitting:
                 problem = f"the release of {name} {version} has no archive for Linux"
-            tools.append(Tool(name, version, fitting, problem))
+            found.append(Tool(name, version, fitting, problem))
         wheels, _ = self._assets(engine.name, engine.version)
-        return replace(self.locks.complete(engine), tools=tuple(tools), assets=wheels)
+        return replace(self.locks.complete(engine), tools=tuple(found), assets=wheels)
 
     def _assets(self, name: str, version: str) -> Tuple[Tuple[Asset, ...], str]:
         """Return the files of a release, imported ones instead of its own, or why there are none."""

@@ -59,7 +59,9 @@ class AdminHandlers:
 
     def locks(self, request: Request) -> Response:
         engine = wanted_python_engine(self._parts, request.args["engine"], request.args["version"])
-        return _locks(self._parts.engines.locks.views(engine))
+        engines = self._parts.engines
+        found = [wire.LOCK_VIEW.encode(view) for view in engines.locks.views(engine)]
+        return json_response({"items": found, "as_of": engines.locks.as_of(engine)[0], "tools": engines.tools(engine)})
 
     def relock(self, request: Request) -> Response:
         engine = wanted_python_engine(self._parts, request.args["engine"], request.args["version"])

@@ -6,21 +6,20 @@ import os
 import threading
 import time
 from typing import Callable, Dict, Optional, Tuple
-from urllib.parse import quote
 
 from llmgw.domain.digest import blob_path, sha256_hex
-from llmgw.domain.engine import LLAMA_CPP, PYTHON, UV, Asset
+from llmgw.domain.engine import Asset
 from llmgw.domain.errors import DownloadFailed, LlmgwError, NotFound, TryAgain, Unreachable
-from llmgw.engines.recipes import RECIPES
+from llmgw.engines import recipes
+from llmgw.engines.recipes import RECIPES, REPOSITORIES
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Release
 from llmgw.system import download
+from llmgw.system.github import Github
 from llmgw.system.internet import Internet, RateLimited, WebPage
 
 log = logging.getLogger(__name__)
 
-API = "https://api.github.com"
-REPOSITORIES = {LLAMA_CPP: "ggml-org/llama.cpp", UV: "astral-sh/uv", PYTHON: "astral-sh/python-build-standalone"}
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0, 600.0)
 TRIES = 5
 RESERVE_BYTES = 256 << 20     # kept free on the disk that holds the store
@@ -36,9 +35,8 @@ class Releases:
 
     def __init__(self, data_dir: str, api_url: str = "", token_file: str = "") -> None:
         self._data_dir = data_dir
-        self._api = (api_url or os.environ.get("LLMGW_GITHUB_API", "") or API).rstrip("/")
-        self._internet = Internet(
-            self._api, token_file=token_file or os.environ.get("LLMGW_GITHUB_TOKEN_FILE", ""))
+        self._github = Github(api_url, token_file)
+        self._api = self._github.api
         self._lock = threading.Lock()
         self._known: Dict[Key, Release] = {}
         self._asking: Dict[Key, threading.Event] = {}
@@ -136,16 +134,13 @@ class Releases:
             log.info("release known engine=%s version=%s files=%d", *key, len(release.assets))
 
     def _answer(self, engine: str, version: str) -> Release:
-        tag = _tag(engine, version)
-        repository = RECIPES[engine].repository if engine in RECIPES else REPOSITORIES[engine]
-        url = f"{self._api}/repos/{repository}/releases/tags/{quote(tag, safe='')}"
+        repository, tag = recipes.release(engine, version)
         try:
-            answer = self._internet.get(url, headers={"Accept": "application/vnd.github+json",
-                                                      "X-GitHub-Api-Version": "2022-11-28"})
+            answer = self._github.release(repository, tag)
         except NotFound:
             raise NotFound(f"{engine} has no release {version}",
                            hint="check the version under engines: in server.yaml") from None
-        return github_release.dated(answer.body, tag) if engine in RECIPES else github_release.parse(answer.body, tag)
+        return github_release.dated(answer, tag) if engine in RECIPES else github_release.parse(answer, tag)
 
     def _note_failure(self, key: Key, found: Optional[LlmgwError]) -> None:
         error = found or TryAgain("the question ended by a fault of its own; see the server's log")
@@ -168,19 +163,12 @@ class Releases:
                 progress(done)
         log.info("fetching asset=%s size_bytes=%d", asset.name, asset.size_bytes)
         try:
-            fetch_patiently(self._internet, url, target, asset.sha256, asset.size_bytes, note, self._stop,
+            fetch_patiently(self._github.internet, url, target, asset.sha256, asset.size_bytes, note, self._stop,
                             partial=partial_path(self._data_dir, asset.sha256))
         finally:
             with self._lock:
                 self._activity.pop(asset.sha256, None)
         log.info("fetched asset=%s", asset.name)
-
-
-def _tag(engine: str, version: str) -> str:
-    """Return the tag of a version; builds of Python are tagged by their date only."""
-    if engine in RECIPES:
-        return f"v{version}"
-    return version.partition("+")[2] if engine == PYTHON else version
 
 
 def fetch_patiently(internet: Internet, url: str, target: str, sha256: str, size: int,

@@ -180,3 +180,18 @@ def test_what_an_engine_keeps_open_stays_behind_the_gate(cluster, client):
         assert refused.value.code in (401, 404), path
         refused.value.close()
     assert replica["state"] == "ready"
+
+
+def test_engine_check_asks_the_real_vllm_on_a_machine_without_gpu(vllm_on_cpu, pyz, tmp_path):
+    import sys
+    python, _ = vllm_on_cpu
+    since = time.monotonic()
+    done = subprocess.run([sys.executable, str(pyz), "ctl", "engine-check", "vllm", "--python", str(python), "--json"],
+                          cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["version"].startswith(VERSION) and found["devices"] == ["CPU"]
+    serve = next(program for program in found["programs"] if program["program"] == "vllm serve")
+    assert not serve["skipped"] and {flag["status"] for flag in serve["flags"]} == {"accepted"}
+    assert all(program["skipped"] or program["flags"] for program in found["programs"])
+    say(f"engine-check: {found['summary']}", since)

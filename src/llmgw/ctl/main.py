@@ -22,7 +22,8 @@ COMMANDS = {
     "events": ("events", "what changed, when and why"),
     "logs": ("logs", "the end of a replica's engine log"),
     "keys": ("keys", "users' keys: create, list, revoke"),
-    "mirror": ("mirror", "weights and engine archives: list, import, import-engine"),
+    "mirror": ("mirror", "weights and engine archives: import, import-ollama, pull, list, verify ..."),
+    "engine-check": ("engine_check", "whether an engine here takes every flag llmgw would give it"),
     "plan": ("plan", "what a server.yaml would start, stop and move"),
     "apply": ("apply", "let a held-back change of server.yaml go ahead"),
     "drain": ("drain", "let a node finish what it does and take nothing new"),
@@ -65,7 +66,7 @@ def _options(module: Any, name: str, words: List[str]) -> argparse.Namespace:
 
 
 def _list() -> str:
-    return "\n".join(["commands:"] + [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["commands:"] + [f"  {name:<14}{text}" for name, (_, text) in COMMANDS.items()]
                      + ["", "llmgw.pyz ctl COMMAND --help tells more about each."])
 
 

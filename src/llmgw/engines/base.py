@@ -32,6 +32,9 @@ class Program:
 
     name: str                 # "engine", or the sidecar's name
     command: Command
+    title: str = ""           # what its help is called, such as "vllm serve"
+    help: Tuple[str, ...] = ()     # the words that make it print its help
+    sections: Tuple[str, ...] = ()  # lines that a whole help of it holds
 
 
 class Engine:
@@ -47,6 +50,9 @@ class Engine:
     reserved_flags: FrozenSet[str] = frozenset()
     # What ``Place.model_path`` is: the folder of the weights, or their first file.
     takes_folder = False
+    # Flags that it takes and its help does not list.
+    unlisted_flags: FrozenSet[str] = frozenset()
+    dashes_are_underscores = False    # whether it takes --a_b for --a-b
     key_file_name = "key"
 
     def key_file(self, key: Secret) -> bytes:

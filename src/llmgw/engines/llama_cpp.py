@@ -56,10 +56,12 @@ class LlamaCpp(Engine):
     allowed_paths = frozenset([("POST", path) for path in _OPENAI_PATHS]
                               + [("GET", path) for path in _READ_PATHS])
     reserved_flags = frozenset(_RESERVED.split())
+    dashes_are_underscores = True
 
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
         argv = (place.program, *_flags(shard, place), *shard.model.args)
-        return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir)),)
+        return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir), title="llama-server",
+                        help=(place.program, "--help"), sections=("example-specific params",)),)
 
     def gauges(self, page: bytes) -> Gauges:
         # KV use is unknown: kv_cache_usage_ratio is gone. The *_seconds gauges restart at each

@@ -58,7 +58,8 @@ class Sglang(Engine):
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
         argv = (place.program, "-m", MODULE, "--model-path", place.model_path, *_flags(shard, place),
                 *shard.model.args)
-        return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir)),)
+        return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir), title=MODULE,
+                        help=(place.program, "-m", MODULE, "--help")),)
 
     def gauges(self, page: bytes) -> Gauges:
         samples = prometheus.read(page, (*_RUNNING, *_WAITING, *_KV_USED, *_GENERATED))

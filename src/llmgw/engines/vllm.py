@@ -58,11 +58,14 @@ class Vllm(Engine):
     takes_folder = True
     allowed_paths = python_env.allowed_paths("/health", "/metrics", "/v1/models")
     reserved_flags = frozenset(_RESERVED.split())
+    dashes_are_underscores = True
+    unlisted_flags = frozenset(("-O",))
 
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
         argv = (place.program, "-m", MODULE, "serve", place.model_path, *_flags(shard, place), *shard.model.args)
         return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir,
-                                          secret_env={"VLLM_API_KEY": shard.key.reveal()})),)
+                                          secret_env={"VLLM_API_KEY": shard.key.reveal()}),
+                        title="vllm serve", help=(place.program, "-m", MODULE, "serve", "--help=all")),)
 
     def gauges(self, page: bytes) -> Gauges:
         # By exact names: ..._waiting_by_reason repeats the same requests.

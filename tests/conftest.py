@@ -20,6 +20,11 @@ if str(ROOT / "src") not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src")] + [entry for entry in [os.environ.get("PYTHONPATH", "")] if entry])
 
+# Tests lie below folders that only their own user may enter. What engines may do that run as a user of
+# their own is tested where the data lies in the open: tests/agent/test_engine_user.py, tests/trees/.
+if os.geteuid() == 0:
+    os.environ.setdefault("LLMGW_ENGINE_USER", "root")
+
 try:
     import hypothesis
     # no deadline: the machine that runs this may be loaded

@@ -24,6 +24,7 @@ from llmgw.system.http_client import HttpClient
 from llmgw.up_children import Endpoint, Roles, Stopped
 from llmgw.up_model import Wanted, choose
 from llmgw.up_states import Told
+from llmgw.up_user import engine_user
 
 LOOK_SECONDS = 1.0              # between two looks at the cluster
 PATIENCE_SECONDS = 15.0         # with a release page that does not answer
@@ -127,7 +128,7 @@ class _Up:
         self._server = self._roles.start_server(config)
         self._client = self._connect()
         self._key = self._user_key()
-        self._roles.start_agent(self._server)
+        self._roles.start_agent(self._server, engine_user(self._folder, say))
         self._router = self._roles.start_router(self._server)
         self._bring_model()
         if self._wanted.none:

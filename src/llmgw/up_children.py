@@ -66,12 +66,13 @@ class Roles:
         return self._start_listening("router", ROUTER_PORT, self._server_words(server, "router")
                                      + ["--grace-seconds", str(GRACE_SECONDS)])
 
-    def start_agent(self, server: Endpoint) -> None:
+    def start_agent(self, server: Endpoint, engine_user: str = "") -> None:
         """Start the node's agent; it shows itself in the server's list of nodes."""
         gate = ports.free_port(HOST, GATE_PORT)
         if gate != GATE_PORT:
             self._say(f"port {GATE_PORT} is taken: the gate uses {gate}")
-        self._start("agent", self._server_words(server, "node") + ["--gate-port", str(gate), "--owned"])
+        user = ["--engine-user", engine_user] if engine_user else []
+        self._start("agent", self._server_words(server, "node") + ["--gate-port", str(gate), "--owned", *user])
 
     def check(self) -> None:
         """Raise Stopped when the end is wanted, and the failure of the first child that ended."""

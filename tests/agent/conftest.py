@@ -39,8 +39,8 @@ class Node:
     def __init__(self, tmp_path, plane, first_port):
         self.plane, self.data = plane, tmp_path / "data"
         self.gate_port, self.engine_ports = first_port, first_port + 10
-        self._token = tmp_path / "token"
-        self._token.write_text(TOKEN + "\n")
+        self.token = tmp_path / "token"
+        self.token.write_text(TOKEN + "\n")
         self.log_path = tmp_path / "agent.log"
         self.process = None
 
@@ -48,7 +48,7 @@ class Node:
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "llmgw", "--debug", "agent", "--server", self.plane.url, "--token-file",
-                 str(self._token), "--node", "n1", "--data-dir", str(self.data), "--gate-port", str(self.gate_port),
+                 str(self.token), "--node", "n1", "--data-dir", str(self.data), "--gate-port", str(self.gate_port),
                  "--engine-ports", str(self.engine_ports), *words],
                 env={**os.environ, **env}, stdout=log, stderr=log)
         return self

@@ -78,8 +78,7 @@ class Cluster:
         self.config.write_text(SERVER_YAML, encoding="utf-8")
         (self.folder / "qa.jinja").write_text(pathlib.Path(template).read_text(encoding="utf-8"), encoding="utf-8")
         self.env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "LANG": "C.UTF-8"}
-        if os.environ.get("SHIV_ROOT"):
-            self.env["SHIV_ROOT"] = os.environ["SHIV_ROOT"]
+        self.env.update({name: os.environ[name] for name in ("SHIV_ROOT", "LLMGW_ENGINE_USER") if name in os.environ})
 
     def start(self, name, *words):
         log = open(self.log(name), "ab")

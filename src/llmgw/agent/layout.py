@@ -15,6 +15,7 @@ class Layout:
         self.root = root
         self.desired = os.path.join(root, "state", "desired.json")
         self.engines = os.path.join(root, "engines")
+        self.blobs = os.path.join(root, "blobs")
         self.models = os.path.join(root, "models")
         self.shards = os.path.join(root, "shards")
         self.gate = os.path.join(root, "gate")

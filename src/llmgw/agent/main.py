@@ -13,7 +13,9 @@ from typing import List
 from llmgw import __version__
 from llmgw.agent import options, uv
 from llmgw.agent.board import Board
+from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.engines import EngineKeeper
+from llmgw.agent.flags import FlagCheck
 from llmgw.agent.heartbeat import EVERY_SECONDS, Heartbeat
 from llmgw.agent.install import Installer
 from llmgw.agent.keep_gate import GateKeeper
@@ -47,7 +49,6 @@ def run(argv: List[str], debug: bool) -> int:
         raise ConfigError(f"the agent runs on Linux only, this is {platform.system()}")
     chosen = options.parse(argv)
     logs.configure(debug)
-    os.umask(0o077)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *unused: stop.set())
@@ -71,20 +72,24 @@ class Agent:
     def __init__(self, chosen: options.Options, stop: threading.Event) -> None:
         config = chosen.config
         self._config, self._owned, self._stop = config, chosen.owned, stop
-        layout, clock, processes = Layout(config.data_dir), Clock(), Processes()
+        layout, clock = Layout(config.data_dir), Clock()
         self._layout = layout
         client = ControlClient(config.servers, chosen.token)
-        self._processes = processes
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
                                          labels=dict(config.labels), instance=_instance(config.data_dir)))
+        user = EngineUser(config.engine_user, layout, self._board.put_note)
+        # what it makes without saying how is closed to others, or lies where only the engines' user comes
+        os.umask(0o022 if user.is_other else 0o077)
+        processes, self._processes = Processes(user.run_as), Processes(user.or_ourselves)
         prover = Prover(processes, layout.packages_log, config.install_packages, lambda: self._board.facts)
         python = PythonInstaller(client, layout, processes,
                                  PythonNeeds(layout, lambda: self._board.facts, config.install_packages), config.node,
-                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set)
+                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set, user=user)
         self._engines = EngineKeeper(Installer(client, layout, prover, stop.is_set), python, self._board, layout,
-                                     clock, config.operator_engines, config.cpu_engines)
+                                     clock, config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
+                                         processes, layout, lambda: bool(self._board.facts.gpus), user.run_as))
         self._weights = WeightsKeeper(client, self._board, layout, stop)
-        self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock)
+        self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock, user)
         self._gate = GateKeeper(self._board, layout, config.address, config.gate_port)
         requests = Requests(config.node, client, self._shards.log_path)
         self._heartbeat = Heartbeat(config.node, client, self._board, layout, clock, requests.answer)

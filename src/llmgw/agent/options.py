@@ -31,7 +31,8 @@ def parse(argv: List[str]) -> Options:
     config = _from_file(args.config) if args.config else AgentConfig()
     flags = {"servers": tuple(args.server or ()), "token_file": args.token_file, "node": args.node,
              "data_dir": args.data_dir, "address": args.address, "gate_port": args.gate_port,
-             "engine_ports": args.engine_ports}
+             "engine_ports": args.engine_ports,
+             "engine_user": args.engine_user or config.engine_user or os.environ.get("LLMGW_ENGINE_USER", "")}
     config = dataclasses.replace(config, **{key: value for key, value in flags.items() if value})
     if not config.servers:
         raise UsageError("the agent needs a control plane", hint="give its address with --server URL")
@@ -52,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate-port", type=int, metavar="N", help="port of the gate (default: 7802)")
     parser.add_argument("--engine-ports", type=int, metavar="N",
                         help="first of the 100 loopback ports for engines (default: 7900)")
+    parser.add_argument("--engine-user", metavar="NAME",
+                        help="whom engines run as when the agent is root (default: llmgw-engine); root: as root")
     parser.add_argument("--owned", action="store_true", help="end engines and gate when the agent is stopped")
     return parser
 

@@ -10,9 +10,10 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from typing import Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from llmgw.agent import fleet_list, python_wheels, uv
+from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.layout import Layout
 from llmgw.agent.prove import Report
 from llmgw.agent.python_checks import check_environment
@@ -30,7 +31,7 @@ from llmgw.engines import recipes
 from llmgw.engines.recipes import RECIPES, Recipe
 from llmgw.parse import lock, uv_output
 from llmgw.probe.python_package import version_of
-from llmgw.system import download, failpoint, files, follow, installed
+from llmgw.system import accounts, download, failpoint, files, follow, installed
 from llmgw.system.installed import Installed
 from llmgw.system.process import Processes
 
@@ -45,7 +46,8 @@ class PythonInstaller:
 
     def __init__(self, client: ControlClient, layout: Layout, processes: Processes, needs: PythonNeeds, node: str,
                  given: Mapping[str, str], facts: Callable[[], NodeFacts], stopping: Callable[[], bool],
-                 known: Mapping[str, Recipe] = RECIPES) -> None:
+                 known: Mapping[str, Recipe] = RECIPES, user: Optional[EngineUser] = None) -> None:
+        self._user = user
         self._client, self._layout, self._processes, self._needs = client, layout, processes, needs
         self._node, self._given, self._facts, self._stopping = node, given, facts, stopping
         self._tools = PythonTools(client, layout, processes, stopping)
@@ -103,7 +105,9 @@ class PythonInstaller:
         failpoint.reach("python-agreed")
         wheels = python_wheels.chosen(item, pins)
         folder = self._wheels.bring(item, wheels, report) if wheels else ""
-        runner.install(listed, python, _progress(runner.label, len(pins), recipe, report), folder)
+        # whoever may not write there cannot keep what Python compiles, and would compile it at every start
+        compiled = self._user is not None and self._user.is_other
+        runner.install(listed, python, _progress(runner.label, len(pins), recipe, report), folder, compiled)
         failpoint.reach("python-installed")
         report(EnginePhase.CHECKING, f"checking that {runner.label} runs here")
         check_environment(runner.label, scratch, os.path.dirname(os.path.dirname(base)), recipe.pth)
@@ -166,12 +170,16 @@ class PythonInstaller:
 
     def _run(self, made: Installed, path: str, recipe: Recipe) -> str:
         """Return the version that the engine itself prints, its last word after lines of its log."""
+        run_as = self._user.run_as() if self._user else None
+        home = files.make_dir(os.path.join(self._layout.tools, "home" if run_as is None else "engine-home"))
+        if run_as is not None:
+            accounts.give(home, run_as, 0o700)
         env = {"PATH": f"{os.path.dirname(path)}:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8",
-               "HOME": files.make_dir(os.path.join(self._layout.tools, "home")), "PYTHONNOUSERSITE": "1",
+               "HOME": home, "PYTHONNOUSERSITE": "1",
                "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
                **({} if self._facts().gpus else recipe.without_gpu)}
         said: List[str] = []
-        outcome = follow.follow(Command((path, *recipe.version_words), env=env, cwd=self._layout.tools),
+        outcome = follow.follow(Command((path, *recipe.version_words), env=env, cwd=home, run_as=run_as),
                                 (uv.MARKER, self._layout.root), seconds=RUN_SECONDS, line=said.append,
                                 stopping=self._stopping)
         lines = [line.strip() for line in (outcome.out or outcome.err).splitlines() if line.strip()]

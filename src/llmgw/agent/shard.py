@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from llmgw.agent import shard_row, weights
 from llmgw.agent.board import Board, Usable
+from llmgw.agent.engine_user import EngineUser, work_dir
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
 from llmgw.agent.readiness import EngineDoor, Proof
@@ -22,7 +23,7 @@ from llmgw.domain.model import WeightsPhase
 from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
 from llmgw.engines import registry
 from llmgw.engines.base import Place, Program
-from llmgw.system import failpoint, files, log_tail, logs, proc, spawn
+from llmgw.system import accounts, failpoint, files, log_tail, logs, proc, spawn
 from llmgw.system.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,9 @@ STOPPING_TURN = 0.5
 class ShardKeeper:
     """Keeps one wanted shard running, or ends it. ``turn`` is called by its own thread only."""
 
-    def __init__(self, wanted: ShardWanted, board: Board, layout: Layout, ports: Ports, clock: Clock) -> None:
-        self.id = wanted.id
+    def __init__(self, wanted: ShardWanted, board: Board, layout: Layout, ports: Ports, clock: Clock,
+                 user: EngineUser) -> None:
+        self.id, self._user = wanted.id, user
         self.poke = threading.Event()
         self.done = threading.Event()
         self._wanted: ShardWanted = wanted
@@ -225,9 +227,12 @@ class ShardKeeper:
         """Write the shard's files and return its program, marked as ours."""
         key_file = os.path.join(self._folder, self._engine.key_file_name)
         template = os.path.join(self._folder, "template.jinja")
+        run_as = self._user.of_shard(self._folder, port)
         files.write_atomic(key_file, self._engine.key_file(self._wanted.key))
+        if run_as is not None:
+            accounts.give(key_file, run_as, 0o600)
         if self._wanted.model.chat_template:
-            files.write_atomic(template, self._wanted.model.chat_template.encode("utf-8"))
+            files.write_atomic(template, self._wanted.model.chat_template.encode("utf-8"), 0o644)
         log_tail.rotate(self._log_path)
         folder = self._layout.weights(self._wanted.weights.name, self._wanted.weights.fingerprint)
         first = os.path.join(folder, weights.first_file(self._wanted.weights))
@@ -240,7 +245,7 @@ class ShardKeeper:
         command = program.command
         marks = {shard_row.OWNER: self._layout.root, shard_row.PORT: str(port),
                  shard_row.SHARD: f"{self.id}.{self._row.incarnation}"}
-        made = Program(program.name, dataclasses.replace(command, env={**command.env, **marks}))
+        made = Program(program.name, dataclasses.replace(command, env={**command.env, **marks}, run_as=run_as))
         files.write_atomic(os.path.join(self._folder, "command"), (str(made.command) + "\n").encode())
         return made
 

@@ -10,6 +10,7 @@ from typing import Dict, Optional, Set
 
 from llmgw.agent import shard_row
 from llmgw.agent.board import Board
+from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
 from llmgw.agent.shard import STOP_GRACE_SECONDS, ShardKeeper
@@ -28,7 +29,8 @@ TOLD_SECONDS = 60.0               # how long an ended shard is still reported as
 class Shards:
     """One thread plans; each shard has its own thread, so that a slow one delays no other."""
 
-    def __init__(self, board: Board, layout: Layout, ports: Ports, clock: Clock) -> None:
+    def __init__(self, board: Board, layout: Layout, ports: Ports, clock: Clock, user: EngineUser) -> None:
+        self._user = user
         self._board, self._layout, self._ports, self._clock = board, layout, ports, clock
         self._leave = threading.Event()
         self._keepers: Dict[str, ShardKeeper] = {}
@@ -95,7 +97,7 @@ class Shards:
     def _take_up(self, wanted: ShardWanted) -> None:
         self._ended.pop(wanted.id, None)
         try:
-            keeper = ShardKeeper(wanted, self._board, self._layout, self._ports, self._clock)
+            keeper = ShardKeeper(wanted, self._board, self._layout, self._ports, self._clock, self._user)
             keeper.adopt()
         except LlmgwError as error:
             if self._refused.get(wanted.id) != error.message:    # told once: a report wakes this loop again

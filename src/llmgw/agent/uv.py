@@ -69,12 +69,13 @@ class Uv:
         text = files.read_bytes(found, MAX_LIST_BYTES) or b""
         return lock.read(text.decode("utf-8", "replace"), f"what uv found for {self.label}")
 
-    def install(self, listed: str, python: str, line: Line, wheels: str = "") -> None:
+    def install(self, listed: str, python: str, line: Line, wheels: str = "", compiled: bool = False) -> None:
         """Install exactly the list in the file ``listed`` into the environment of ``python``.
 
         From the folder ``wheels`` and nowhere else, when there is one; else from the index.
         """
         source = ("--no-index", "--offline", "--find-links", wheels) if wheels else ()
+        source += ("--compile-bytecode",) if compiled else ()
         self._run(("pip", "install", "--require-hashes", "--only-binary", ":all:", "--no-deps", *source,
                    "--python", python, "--requirements", listed), line, INSTALL_SECONDS, "installing its packages")
 

@@ -14,6 +14,7 @@ from llmgw.ctl import output
 from llmgw.decide import packages, requirements
 from llmgw.decide.requirements import Machine
 from llmgw.domain.cluster import AgentConfig
+from llmgw.domain.command import RunAs
 from llmgw.domain.engine import DEFAULT_VERSIONS, ENGINES, LLAMA_CPP
 from llmgw.domain.errors import ConfigError, LlmgwError, UsageError
 from llmgw.domain.node import NodeFacts
@@ -23,7 +24,7 @@ from llmgw.engines.recipes import RECIPES
 from llmgw.parse import agent_yaml
 from llmgw.probe import engine, machine
 from llmgw.probe.python_package import version_of
-from llmgw.system import data_dir, files, installed
+from llmgw.system import accounts, data_dir, files, installed
 from llmgw.system import packages as package_manager
 from llmgw.system.installed import Installed
 from llmgw.system.process import Processes
@@ -105,9 +106,10 @@ class Doctor:
     """This machine, looked at once; then each engine with what is known of the machine."""
 
     def __init__(self, config: AgentConfig, folder: str) -> None:
-        self._config, self._processes = config, Processes()
+        self._config, self.folder = config, folder
         self._engines = os.path.join(folder, "engines")
-        self.folder = folder
+        self._closed, user = _engine_user(config, self._engines)
+        self._processes = Processes(lambda: user)
         self.facts: NodeFacts = machine.probe(_existing(folder), processes=self._processes,
                                               exclude_gpus=config.exclude_gpus)
         self.ways = packages.Ways(self.facts.os, package_manager.managers(packages.MANAGERS),
@@ -119,7 +121,7 @@ class Doctor:
         if any(os.path.isdir(place) and not os.access(place, os.R_OK | os.X_OK) for place in (
                 self.folder, self._engines)):
             found.append(f"{self.folder} cannot be read by this user: run this as the user that runs the agent")
-        return found
+        return found + ([self._closed] if self._closed else [])
 
     def look(self, name: str) -> List[Finding]:
         """Return what is found of an engine: one finding for each version that is here."""
@@ -214,6 +216,18 @@ class Doctor:
         except LlmgwError as error:
             return Requirement(RUNS, Status.MISSING, error.message, error.hint or "")
         return Requirement(RUNS, Status.OK, "; ".join((f"it runs: {seen.says.text}",) + named))
+
+
+def _engine_user(config: AgentConfig, engines: str) -> Tuple[str, Optional[RunAs]]:
+    """Return what keeps the engines' user from its work, and whom to run as here: that user, where it is and can."""
+    name = config.engine_user or os.environ.get("LLMGW_ENGINE_USER", "") or accounts.ENGINE_USER
+    user = accounts.find(name) if accounts.is_root() and name != "root" else None
+    if user is None or not os.path.isdir(engines):           # nothing of the release is there to be run
+        return "", None
+    if accounts.may_enter(user, engines):
+        return "", user
+    return (f"the user {name}, whom engines run as, may not enter {accounts.closed(user, engines) or engines}: "
+            "the programs below were run as root"), None
 
 
 def _existing(folder: str) -> str:

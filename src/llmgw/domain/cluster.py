@@ -46,4 +46,5 @@ class AgentConfig:
     cpu_engines: Tuple[str, ...] = ()         # whose CPU build is taken on purpose
     token_file: str = ""
     http_proxy: Optional[str] = None
+    engine_user: str = ""     # empty: llmgw-engine when the agent is root, else the agent's own user
     package_index: Optional[str] = field(default=None, repr=False)    # may hold a login

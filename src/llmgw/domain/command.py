@@ -7,16 +7,28 @@ from typing import Mapping, Optional, Tuple
 
 
 @dataclass(frozen=True)
+class RunAs:
+    """Whom a program runs as, when a process of root starts it: nothing of root's groups is kept."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Command:
     """``secret_env`` reaches the child and never a log; there is no shell anywhere.
 
     The child gets exactly ``env`` and ``secret_env``: nothing of ours is inherited.
+    ``run_as`` None: as whoever starts it.
     """
 
     argv: Tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: Optional[str] = None
+    run_as: Optional[RunAs] = None
 
     def __str__(self) -> str:
         shown = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.env.items())]

@@ -12,7 +12,7 @@ from llmgw.parse.yaml_fields import Value, need
 from llmgw.parse.yaml_subset import Scalar, load
 
 KEYS = ("server", "token_file", "node", "data_dir", "address", "fabric_address", "gate_port", "engine_ports",
-        "labels", "gpus", "install_packages", "http_proxy", "package_index", "engines")
+        "labels", "gpus", "install_packages", "engine_user", "http_proxy", "package_index", "engines")
 GPU_KEYS = ("exclude",)
 PROGRAM_KEYS = {LLAMA_CPP: "binary", VLLM: "python", SGLANG: "python", TRTLLM: "python"}
 
@@ -34,6 +34,7 @@ def decode(data: bytes, name: str) -> AgentConfig:
         exclude_gpus=_excluded(fields),
         install_packages=(fields["install_packages"].flag() if "install_packages" in fields
                           else default.install_packages),
+        engine_user=fields["engine_user"].checked(_user) if "engine_user" in fields else default.engine_user,
         operator_engines=_programs(fields), cpu_engines=_cpu(fields),
         token_file=_path(fields, "token_file", default.token_file), http_proxy=_proxy(fields),
         package_index=fields["package_index"].checked(_index) if "package_index" in fields else None)
@@ -76,6 +77,12 @@ def _proxy(fields: Mapping[str, Value]) -> Optional[str]:
 def _index(text: str) -> str:
     if not re.fullmatch(r"https?://[!-~]{1,500}", text):
         raise ParseError("expected the address of a package index", hint="write https://HOST/simple")
+    return text
+
+
+def _user(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", text):
+        raise ParseError("expected the name of a user of this machine", hint="write llmgw-engine, or root")
     return text
 
 

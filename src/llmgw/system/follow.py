@@ -10,6 +10,7 @@ from typing import Callable, Dict, List, Tuple
 from llmgw.domain.command import Command, Outcome
 from llmgw.domain.errors import CommandFailed
 from llmgw.system import spawn
+from llmgw.system.process import cannot_run, identity
 
 KEPT_LINES = 400                  # of its output, the last ones
 LINE_BYTES = 16 << 10
@@ -35,10 +36,9 @@ def follow(command: Command, marker: spawn.Marker, *, seconds: float, line: Call
         child = subprocess.Popen(
             command.argv, env={**command.env, **command.secret_env, marker[0]: marker[1]}, cwd=command.cwd,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            close_fds=True)
+            close_fds=True, **identity(command.run_as))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CommandFailed(f"cannot run {command.argv[0]}: {why}") from error
+        raise cannot_run(command, error) from error
     assert child.stdout is not None and child.stderr is not None
     said: Dict[int, List[str]] = {child.stdout.fileno(): [], child.stderr.fileno(): []}
     out, err = child.stdout.fileno(), child.stderr.fileno()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from llmgw.domain.command import Command
-from llmgw.domain.errors import CommandFailed
 from llmgw.system import failpoint, proc
 from llmgw.system.files import storing
+from llmgw.system.process import cannot_run, identity
 
 Marker = Tuple[str, str]          # (name, value) of an environment variable
 
@@ -52,10 +52,9 @@ def start(command: Command, marker: Marker, log_path: str) -> Identity:
     try:
         child = subprocess.Popen(command.argv, env=environment, cwd=command.cwd,
                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                 start_new_session=True, close_fds=True)
+                                 start_new_session=True, close_fds=True, **identity(command.run_as))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CommandFailed(f"cannot run {command.argv[0]}: {why}") from error
+        raise cannot_run(command, error) from error
     finally:
         os.close(log)
     with _lock:

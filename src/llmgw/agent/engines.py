@@ -89,6 +89,9 @@ class EngineKeeper:
                 self._remove((step.name, step.version))
         if desired is not None:
             self._forget_unwanted(wanted)
+            if all((item.name, item.version) in self._here for item in wanted
+                   if self._python.knows(item.name) and item.name not in self._operator):
+                self._python.tidy()           # no install is under way, or waits for its next try
         self._board.put_engines_probed()
         return None
 

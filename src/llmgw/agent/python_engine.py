@@ -89,9 +89,14 @@ class PythonInstaller:
             with contextlib.suppress(StorageError):
                 files.remove(scratch)         # what failed takes no room until it is tried again; the cache stays
             raise
+        self.tidy()
+        return made
+
+    def tidy(self) -> None:
+        """Remove what only an install that is under way needs, some gigabytes; a kill may have left it."""
         files.remove(self._layout.uv_cache)
         self._wheels.remove()
-        return made
+        self._tools.tidy()
 
     def _build(self, item: EngineWanted, recipe: Recipe, platform: str, runner: Uv, base: str, scratch: str,
                report: Report) -> Installed:

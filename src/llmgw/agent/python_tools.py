@@ -21,6 +21,7 @@ from llmgw.system.unpack import budget, unpack
 
 RESERVE_BYTES = 256 << 20
 RUN_SECONDS = 60.0
+_ARCHIVE = "python.tar.gz"
 _ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 
 
@@ -69,7 +70,7 @@ class PythonTools:
         asset = _asset(tool, recipes.python_archives(tool.version, arch))
         self._fetch(tool, asset, report)
         files.remove(folder)                      # what a kill left of it
-        listing, archive = (os.path.join(self._layout.tools, f"python.{end}") for end in ("json", "tar.gz"))
+        listing, archive = (os.path.join(self._layout.tools, name) for name in ("python.json", _ARCHIVE))
         files.make_dir(self._layout.tools)
         files.remove(archive)
         with files.storing("link", archive):      # uv wants a name that tells what it is
@@ -92,6 +93,12 @@ class PythonTools:
             is_tool = name.startswith((f"{UV}-", f"{PYTHON}-")) and folder != self._layout.uv_cache
             if is_tool and not any(path.startswith(folder + os.sep) for path in kept):
                 files.remove(folder)
+
+    def tidy(self) -> None:
+        """Remove what a kill left of unpacking."""
+        for name in os.listdir(self._layout.tools) if os.path.isdir(self._layout.tools) else ():
+            if name.endswith(".scratch") or name == _ARCHIVE:
+                files.remove(os.path.join(self._layout.tools, name))
 
     def _folder(self, tool: Tool) -> str:
         return os.path.join(self._layout.tools, f"{tool.name}-{file_name(tool.version)}")

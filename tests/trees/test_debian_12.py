@@ -1,6 +1,8 @@
 """A Debian 12 node in its minimal form, which has no libgomp1: it gets it, or says why not."""
 from __future__ import annotations
 
+import os
+import pathlib
 import subprocess
 
 import pytest
@@ -82,6 +84,11 @@ def test_a_held_lock_is_waited_for_and_then_the_engine_runs_and_serves(site, tre
     site.ctl("mirror", "import", gemma, "--name", "gemma-3-270m")
     site.wait_ready()
     assert site.doctor(tree, "node-12")[0] == 0
+    user = next(line for line in (tree.root / "etc/passwd").read_text().splitlines() if line.startswith("llmgw-engine:"))
+    uid, shell = user.split(":")[2], user.split(":")[6]
+    assert uid != "0" and shell == "/usr/sbin/nologin"
+    (engine,) = [pid for pid in tree.processes() if "llama-server" in os.readlink(f"/proc/{pid}/exe")]
+    assert f"\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in pathlib.Path(f"/proc/{engine}/status").read_text()
 
 
 def test_a_library_that_goes_is_told_at_the_next_check_while_what_runs_runs_on(site, tree):

@@ -7,6 +7,7 @@ import re
 import openai
 import pytest
 
+from tests.fakes import ollama_tree
 from tests.whole.cluster import MODEL, Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -16,14 +17,15 @@ ASK = {"model": MODEL, "messages": QUESTION, "temperature": 0, "stop": ["\n"], "
 
 @pytest.fixture(scope="module")
 def cluster(pyz, llama_archive, gemma, qa_template, tmp_path_factory):
-    """Server, agent and router; engine and model through the mirror's doors; the model is ready."""
+    """Server, agent and router; engine and model through the mirror's doors, the model out of Ollama's folder."""
     made = Cluster(pyz, tmp_path_factory.mktemp("cluster"), qa_template)
     try:
         made.start_server()
         made.start_agent()
         made.start_router()
         made.ctl("mirror", "import-engine", llama_archive.path, "--sha256", llama_archive.sha256)
-        made.ctl("mirror", "import", gemma, "--name", MODEL)
+        ollama = ollama_tree.make(made.folder / "ollama", gemma)
+        made.ctl("mirror", "import-ollama", "gemma3:270m", "--dir", ollama, "--name", MODEL)
         made.wait_ready()
         made.key = json.loads(made.ctl("keys", "create", "test", "--json"))["secret"]
         yield made
@@ -107,6 +109,12 @@ def test_ctl_shows_the_node_the_engine_and_the_replica(cluster):
     assert (replica["model"], replica["state"]) == (MODEL, "ready")
     for words in (["nodes"], ["models"], ["replicas"], ["engines"], ["mirror", "list"], ["keys", "list"]):
         assert cluster.ctl(*words).strip()
+
+
+def test_the_model_came_out_of_ollamas_folder_with_its_notes(cluster):
+    assert cluster.items("mirror", "list")["models"][0]["source"] == "ollama:gemma3:270m"
+    assert "Gemma Terms of Use" in cluster.ctl("mirror", "show", MODEL)
+    assert cluster.ctl("mirror", "verify").strip() == ""
 
 
 def test_no_secret_is_in_any_command_line_or_log(cluster, client):

@@ -35,6 +35,10 @@ MIRROR = "/v1/mirror"                                # GET: models and engine ar
 UPLOAD = "/v1/mirror/uploads/{digest}"               # GET -> {received_bytes, complete}; PUT ?offset=N piece
 UPLOAD_FINISH = "/v1/mirror/uploads/{digest}/finish"  # POST {size_bytes}
 MIRROR_MODEL = "/v1/mirror/models/{model}"           # PUT manifest, GET, DELETE
+MIRROR_NOTES = "/v1/mirror/models/{model}/notes"     # GET, PUT {notes}: template, licence ... as texts
+MIRROR_VERIFY = "/v1/mirror/blobs/{digest}/verify"   # POST: read it again -> {sha256, problem}
+MIRROR_GC = "/v1/mirror/gc"                          # POST {dry_run} -> what nobody needs
+MIRROR_PULLS = "/v1/mirror/pulls"                    # POST {source, name} -> how far it is; DELETE ?name=
 MIRROR_ENGINE = "/v1/mirror/engines/{engine}/{version}/{asset}"  # PUT {sha256, size_bytes}, DELETE
 
 PLAN = "/v1/plan"                                    # POST server.yaml text -> what it would do

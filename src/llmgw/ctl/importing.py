@@ -128,7 +128,7 @@ def gather(named: Sequence[str]) -> List[Source]:
             sources.append(Source(path, os.path.basename(path)))
     for source in sources:
         _check_readable(source.path)
-    sources = [Source(source.path, _plain(source.name)) for source in sources]
+    sources = [Source(source.path, plain(source.name)) for source in sources]
     names = [source.name for source in sources]
     if not sources or len(set(names)) != len(names):
         raise UsageError(f"no files in {', '.join(named)}" if not sources else "two files have the same name")
@@ -136,7 +136,7 @@ def gather(named: Sequence[str]) -> List[Source]:
     return sources
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return a name that is one on every node: blanks and the like become dashes."""
     return check_name(_UNUSUAL.sub("-", name).lstrip("-."), "file name")
 

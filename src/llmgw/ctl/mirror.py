@@ -2,21 +2,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import List
+from typing import TYPE_CHECKING, Any, List, Tuple
 
-from llmgw.api import paths, wire
-from llmgw.ctl import output, watch
+from llmgw.ctl import mirror_care, output, watch
 from llmgw.ctl.connection import add_options, connect
-from llmgw.domain.view import MirrorView
+from llmgw.domain.errors import UsageError
 
-TITLES = ("NAME", "KIND", "SIZE", "FILES", "DIGEST", "KEPT SINCE")
+if TYPE_CHECKING:
+    from llmgw.ctl import ollama
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     listing = commands.add_parser("list", help="show what the mirror holds")
     watch.arguments(listing, watch=False)
-    listing.set_defaults(action=_list)
+    listing.set_defaults(action=mirror_care.list_)
 
     model = commands.add_parser("import", help="bring a model's files in; a broken import goes on where it stopped")
     model.add_argument("files", metavar="FILE", nargs="+", help="its files, or their folder")
@@ -40,32 +40,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     pull.add_argument("--list", metavar="FILE", default="", dest="listed",
                       help="take this list of packages (default: the fleet's)")
     pull.set_defaults(action=_pull_engine)
-    for each in (listing, model, engine, pull):
+    for each in (listing, model, engine, pull, *_more(commands)):
         add_options(each)
 
 
-def _list(options: argparse.Namespace) -> int:
-    data = connect(options).json("GET", paths.MIRROR)
-    if options.json:
-        output.write_json(data)
-        return 0
-    mirror = wire.MIRROR_VIEW.decode(data, "mirror")
-    output.write_table(TITLES, _rows(mirror),
-                       empty="the mirror is empty: llmgw ctl mirror import FILE --name NAME")
-    for sentence in mirror.activity:
-        output.say(sentence)
-    output.say(f"free: {output.size(mirror.free_bytes)}")
-    return 0
-
-
-def _rows(mirror: MirrorView) -> List[output.Row]:
-    rows = [output.Row((model.name, model.format, output.size(model.size_bytes), str(len(model.files)),
-                        model.fingerprint[:12], output.moment(model.imported_at)))
-            for model in mirror.models]
-    return rows + [output.Row((f"{held.engine} {held.version}", "engine", output.size(held.asset.size_bytes),
-                               "1", held.asset.sha256[:12], output.moment(held.imported_at)),
-                              (held.asset.name,))
-                   for held in mirror.engines]
+def _more(commands: Any) -> List[argparse.ArgumentParser]:
+    """Add what brings models from elsewhere, and what looks after the mirror."""
+    ollama = commands.add_parser("import-ollama", help="bring a model of this machine's Ollama in")
+    ollama.add_argument("model", metavar="MODEL[:TAG]", nargs="?", default="", help="as `ollama list` names it")
+    ollama.add_argument("--list", action="store_true", dest="only_list", help="show what Ollama has here")
+    ollama.add_argument("--json", action="store_true", help="with --list: print JSON for programs")
+    ollama.add_argument("--name", default="", help="its name in the mirror; default: MODEL, or MODEL-TAG")
+    ollama.add_argument("--dir", metavar="DIR", default="", help="its folder of models; default: where Ollama looks")
+    ollama.set_defaults(action=_import_ollama)
+    hub = commands.add_parser("pull", help="let the server fetch a model from Hugging Face")
+    hub.add_argument("source", metavar="hf:ORG/REPO[@REV][:FILE]")
+    hub.add_argument("--include", metavar="GLOB", default="", help="the files to take, such as '*Q4_K_M*'")
+    hub.add_argument("--name", default="", help="its name in the mirror; default: by the repository")
+    hub.set_defaults(action=_pull)
+    shown = commands.add_parser("show", help="all that is known of one model")
+    shown.add_argument("name", metavar="NAME")
+    shown.add_argument("--json", action="store_true", help="print JSON for programs")
+    shown.set_defaults(action=mirror_care.show)
+    remove = commands.add_parser("remove", help="forget a model and the files that nothing else needs")
+    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("--force", action="store_true", help="although it is in use")
+    remove.set_defaults(action=mirror_care.remove)
+    collect = commands.add_parser("gc", help="clear away files that nothing needs")
+    collect.add_argument("--dry-run", action="store_true", help="only name them")
+    collect.add_argument("--json", action="store_true", help="print JSON for programs")
+    collect.set_defaults(action=mirror_care.collect)
+    verify = commands.add_parser("verify", help="let the server read its files again")
+    verify.add_argument("name", metavar="NAME", nargs="?", default="", help="only this model")
+    verify.set_defaults(action=mirror_care.verify)
+    return [ollama, hub, shown, remove, collect, verify]
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -73,6 +81,43 @@ def _import(options: argparse.Namespace) -> int:
     made = import_model(connect(options), options.files, options.name, raw=options.raw,
                         allow_pickle=options.allow_pickle)
     output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
+    return 0
+
+
+def _import_ollama(options: argparse.Namespace) -> int:
+    import os
+
+    from llmgw.ctl import ollama
+    from llmgw.parse import ollama_manifest
+    folder, client = ollama.find(options.dir, os.environ), connect(options)
+    if options.only_list:
+        return _list_ollama(ollama.listed(folder, mirror_care.view(client)), ollama.partial_downloads(folder), options)
+    if not options.model:
+        raise UsageError("which model?", hint="llmgw ctl mirror import-ollama --list shows them")
+    made = ollama.bring(client, folder, ollama_manifest.name(options.model), options.name)
+    output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
+    return 0
+
+
+def _list_ollama(found: "List[Tuple[ollama.Entry, str]]", partial: int, options: argparse.Namespace) -> int:
+    if options.json:
+        output.write_json({"items": [{"name": str(entry.name), "size_bytes": entry.size_bytes, "vision": entry.vision,
+                                      "problem": entry.problem, "mirror": kept} for entry, kept in found]})
+        return 0
+    output.write_table(("MODEL", "SIZE", "VISION", "IN THE MIRROR"), [
+        output.Row((str(entry.name), output.size(entry.size_bytes) if not entry.problem else "-",
+                    "yes" if entry.vision else "no", kept or "-"), (entry.problem,) if entry.problem else ())
+        for entry, kept in found], empty="Ollama has no models here")
+    if partial:
+        output.say(f"{partial} downloads of Ollama have not ended")
+    return 0
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from llmgw.ctl import hub_pull
+    made = hub_pull.pull(connect(options), options.source, options.include, options.name)
+    output.say(f"{made['name']}: {output.size(made['total_bytes'])} in the mirror at commit {made['revision']:.12} "
+               f"(weights: mirror:{made['name']})")
     return 0
 
 

@@ -22,8 +22,13 @@ def sha256_hex(text: str) -> str:
 
 
 def blob_path(digest: str) -> str:
-    """Return the relative path of a blob; the only function that turns a digest into a path."""
+    """Return the relative path of a blob; only here does a digest become a path."""
     return f"blobs/sha256/{sha256_hex(digest)}"
+
+
+def ollama_blob_path(digest: str) -> str:
+    """Return the relative path of a blob in Ollama's folder of models."""
+    return f"blobs/sha256-{sha256_hex(digest)}"
 
 
 def fingerprint(files: Iterable[Tuple[str, int, str]]) -> str:

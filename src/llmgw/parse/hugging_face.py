@@ -1,6 +1,7 @@
 """What Hugging Face says of a repository: its commit, its files, and which of them a source means."""
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ def next_page(link: str) -> str:
 def choose(listed: Sequence[HubFile], source: HubSource) -> Tuple[Tuple[HubFile, ...], str]:
     """Return the files that ``source`` means and their format: gguf or safetensors."""
     ggufs = sorted((file for file in listed if file.path.lower().endswith(".gguf")), key=lambda file: file.path)
+    if is_glob(source.file):
+        return _matching(listed, source)
     if source.file:
         return _named(listed, ggufs, source), "gguf" if source.file.lower().endswith(".gguf") else "raw"
     whole = [file for file in ggufs if "mmproj" not in file.name.lower()]
@@ -72,6 +75,23 @@ def choose(listed: Sequence[HubFile], source: HubSource) -> Tuple[Tuple[HubFile,
         raise NotFound(f"hf:{source.repo} holds {len(whole)} GGUF files: {_choices(whole)}",
                        hint=f"name one: hf:{source.repo}:{whole[0].path}")
     return _snapshot(listed, source), "safetensors"
+
+
+def is_glob(text: str) -> bool:
+    """Whether a source's file stands for several."""
+    return any(mark in text for mark in "*?[")
+
+
+def _matching(listed: Sequence[HubFile], source: HubSource) -> Tuple[Tuple[HubFile, ...], str]:
+    chosen = sorted((file for file in listed if fnmatch.fnmatchcase(file.path, source.file)),
+                    key=lambda file: file.path)
+    if not chosen:
+        raise NotFound(f"hf:{source.repo} has no file like {source.file!r:.200}; it has: {_choices(listed)}",
+                       hint="check how it is spelled")
+    if len(chosen) > MAX_FILES:
+        raise ParseError(f"hf:{source.repo}: a model of {len(chosen)} files")
+    kinds = {file.name.lower().rpartition(".")[2] for file in chosen}
+    return tuple(chosen), "gguf" if "gguf" in kinds else "safetensors" if "safetensors" in kinds else "raw"
 
 
 def _named(listed: Sequence[HubFile], ggufs: Sequence[HubFile], source: HubSource) -> Tuple[HubFile, ...]:

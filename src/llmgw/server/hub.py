@@ -39,6 +39,9 @@ class _Pull:
     sentence: str = "waiting for other pulls"
     running: bool = False
     failures: int = 0
+    hopeless: bool = False    # trying again will not help: somebody has to do something
+    done_bytes: int = 0
+    total_bytes: int = 0
     again_at: float = 0.0
     weights: Optional[Weights] = None
     pinned: Dict[str, str] = field(default_factory=dict)   # commit: what the revision meant when first asked
@@ -83,6 +86,13 @@ class Hub:
                 return None, pull.sentence
             return replace(pull.weights, name=pull.name), ""
 
+    def progress(self, source: str) -> Dict[str, Any]:
+        """Return how far a pull is, and whether it has to be given up."""
+        with self._lock:
+            pull = self._pulls.get(source) or _Pull("")
+            return {"done_bytes": pull.done_bytes, "total_bytes": pull.total_bytes,
+                    "failed": pull.hopeless and not pull.running}
+
     def look(self, source: str) -> Tuple[str, Tuple[HubFile, ...]]:
         """Ask now, and return the commit and the files that ``source`` means; nothing is fetched or kept."""
         hub_source = weights_source.hub(source)
@@ -125,6 +135,7 @@ class Hub:
             message += f"; {error.hint}"
         if pull.sentence != message:
             log.warning("pull failed source=%s: %s", source, message)
+        pull.hopeless = isinstance(error, (NotFound, Unauthorized, ParseError))
         pull.sentence, pull.failures, pull.again_at = message, pull.failures + 1, time.monotonic() + wait
 
     def _pull(self, source: str, hub_source: HubSource, pull: _Pull) -> Weights:
@@ -134,6 +145,7 @@ class Hub:
         self._check_space(chosen, source)
         total = sum(file.size_bytes for file in chosen)
         done, kept = 0, []
+        pull.total_bytes = total
         for file in chosen:
             kept.append(self._bring(source, hub_source, commit, file, pull, done, total))
             done += file.size_bytes
@@ -178,9 +190,19 @@ class Hub:
         if not file.sha256:
             return self._bring_small(url, source, file)
         target = os.path.join(self._data_dir, blob_path(file.sha256))
-        fetch_patiently(self._internet, url, target, file.sha256, file.size_bytes,
-                        lambda done: self._say(pull, _progress(source, before + done, total)), self._stop,
-                        partial=partial_path(self._data_dir, file.sha256))
+
+        def told(done: int) -> None:
+            pull.done_bytes = before + done
+            self._say(pull, _progress(source, before + done, total))
+
+        try:
+            fetch_patiently(self._internet, url, target, file.sha256, file.size_bytes, told, self._stop,
+                            partial=partial_path(self._data_dir, file.sha256))
+        except Unauthorized as error:
+            raise Unauthorized(
+                f"{source} is gated or private: {error.message}",
+                hint=f"accept its terms at {self._endpoint}/{hub_source.repo}, and give the server a token of that "
+                     "account in a file: LLMGW_HF_TOKEN_FILE") from error
         self._say(pull, f"checking {file.name} of {source}")
         sha256, chunks, size = hash_file(target)
         if (sha256, size) != (file.sha256, file.size_bytes):

@@ -17,11 +17,14 @@ from llmgw.server.engine_locks import EngineLocks
 from llmgw.server.events import Events
 from llmgw.server.handlers_admin import AdminHandlers
 from llmgw.server.handlers_fleet import FleetHandlers
+from llmgw.server.handlers_join import JoinHandlers
 from llmgw.server.handlers_views import ViewHandlers
+from llmgw.server.handlers_mirror import MirrorHandlers
 from llmgw.server.http_numbers import HttpNumbers
 from llmgw.server.loop import EVERY_SECONDS, Parts, Reconciler
 from llmgw.server.mirror import Mirror
 from llmgw.server.nodes import Nodes
+from llmgw.server.pulls import Pulls
 from llmgw.server.restore import restore
 from llmgw.server.routers import Routers
 from llmgw.server.routes_feed import RoutesFeed
@@ -87,6 +90,12 @@ def _address(text: str) -> Tuple[str, int]:
     return host.strip("[]"), int(port)
 
 FIRST_TURN_SECONDS = 5.0
+PULLS_SECONDS = 5.0
+
+
+def _authority(folder: str, clock: Clock, config: ClusterConfig, names: Callable[[], Sequence[str]]) -> Authority:
+    given = GivenTls(config.tls_certificate, config.tls_key, config.tls_ca) if config.tls_certificate else None
+    return Authority(folder, clock, given, names)
 
 
 class Server:
@@ -109,14 +118,29 @@ class Server:
             nodes=self._nodes, routers=Routers(clock), events=events,
             sources=Sources(self._store, mirror, self._hub, poke),
             engines=EngineAssets(mirror, self._releases, EngineLocks(self._store, clock, events, self._releases)),
-            tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows)
+            tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows,
+            admissions=Admissions(self._store, self._authority, clock))
         self._reconciler = Reconciler(parts)
+        self._pulls = Pulls(self._store, mirror, self._hub)
         numbers = HttpNumbers()
         routes: List[Route] = [*page.routes(), *FleetHandlers(parts, self._reconciler, mirror).routes(),
-                               *ViewHandlers(parts, self._reconciler, numbers).routes(),
-                               *AdminHandlers(parts, self._reconciler, mirror, folder).routes()]
+                               *JoinHandlers(parts, authority).routes(), *ViewHandlers(parts, self._reconciler, numbers).routes(),
+                               *MirrorHandlers(parts, self._reconciler, mirror, self._pulls).routes(),
+                               *AdminHandlers(parts, self._reconciler, folder).routes()]
         self.table = RouteTable(routes, parts.tokens.caller)
-        self._http = numbers.server = HttpServer(host, port, self.table)
+        self._http = numbers.server = HttpServer(host, port, self.table, allowed_hosts=self._host_names(),
+                                                 context=authority.context)
+
+    def _names(self) -> Sequence[str]:
+        return self.parts.config.state.current.names if hasattr(self, "parts") else ()
+
+    def _host_names(self) -> Sequence[str]:
+        return self._authority.host_names if self._authority.context is not None else ()
+
+    def _look_after_certificates(self) -> float:
+        pause = self._authority.refresh()
+        self._http.allow_hosts(self._host_names())
+        return pause
 
     def serve(self, stop: threading.Event) -> None:
         """Answer and take turns until ``stop``."""
@@ -128,6 +152,7 @@ class Server:
             "admin_token_file": data_dir.token_file(self._folder, "admin")})
         log.info("serving url=%s version=%s epoch=%d data_dir=%s", self._http.url, __version__,
                  self._reconciler.epoch, self._folder)
+        loop.start("pulls", self._pulls.turn, every=PULLS_SECONDS, stop=stop)
         stop.wait()
         self._nodes.poke.set()
         turns.join(5.0)

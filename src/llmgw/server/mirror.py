@@ -126,6 +126,7 @@ class Mirror:
         with part.lock:
             if self.has(digest):
                 self._check_blob(name)
+                os.utime(self.path(digest))          # young: its manifest comes next
                 return
             size = self._part_size(digest)
             if size != size_bytes:
@@ -208,18 +209,55 @@ class Mirror:
             self._chunks[digest] = chunks
         return self._chunks[digest]
 
+    def know_chunks(self, weights: Weights) -> None:
+        """Take chunk hashes that this server itself computed, so that no file is read twice for them."""
+        self._chunks.update({file.sha256: file.chunks for file in weights.files if file.chunks})
+
     def register_model(self, given: Weights) -> Weights:
         """Keep a manifest whose blobs are all here, and return it as it is kept."""
         made = self.complete(given)
         self._store.txn((), [Put(records.MANIFESTS + made.name, wire.WEIGHTS.encode(made))])
         return made
 
+    def lost(self, weights: Weights) -> Tuple[str, ...]:
+        """Return the files of a model whose blobs are not here."""
+        return tuple(file.name for file in weights.files if not self.has(file.sha256))
+
+    def notes(self, name: str) -> Dict[str, str]:
+        """Return what else was known of a model where it came from: its template, its licence ..."""
+        entry = self._store.get(records.NOTES + name)
+        return dict(entry.value["notes"]) if entry is not None else {}
+
+    def put_notes(self, name: str, notes: Dict[str, str]) -> None:
+        """Keep the notes of a model that is here."""
+        if self.model(name) is None:
+            raise NotFound(f"no such model in the mirror: {name:.100}")
+        self._store.txn((), [Put(records.NOTES + name, {"notes": notes})])
+
+    def retire(self, digest: str, good_bytes: int) -> None:
+        """Take a damaged blob out of service; its good beginning is where the next upload of it goes on."""
+        name, path, part = sha256_hex(digest), self.path(digest), self._part_path(digest)
+        with self._part(digest).lock:
+            self._chunks.pop(name, None)
+            with files.storing("write", path):
+                # one with a second name is somebody's file: it is not ours to cut
+                if good_bytes and not os.path.exists(part) and os.stat(path).st_nlink == 1:
+                    os.truncate(path, good_bytes)
+                    os.replace(path, part)
+                else:
+                    files.remove(path)
+
+    def named_digests(self) -> Set[str]:
+        """Return the blobs that a name of the mirror needs."""
+        named = {file.sha256 for weights in self.models() for file in weights.files}
+        return named | {archive.asset.sha256 for archive in self.archives()}
+
     def remove_model(self, name: str, used: Iterable[Weights]) -> None:
         """Forget a model, and the blobs that neither another name nor ``used`` needs."""
         gone = self.model(name)
         if gone is None:
             raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw ctl mirror list shows them")
-        self._store.txn((), [Delete(records.MANIFESTS + name)])
+        self._store.txn((), [Delete(records.MANIFESTS + name), Delete(records.NOTES + name)])
         self._collect((file.sha256 for file in gone.files), used)
 
     # Engine archives.
@@ -258,8 +296,7 @@ class Mirror:
         self._collect([gone.asset.sha256], ())
 
     def _collect(self, digests: Iterable[str], used: Iterable[Weights]) -> None:
-        kept: Set[str] = {file.sha256 for weights in [*self.models(), *used] for file in weights.files}
-        kept |= {archive.asset.sha256 for archive in self.archives()}
+        kept = self.named_digests() | {file.sha256 for weights in used for file in weights.files}
         for digest in set(digests) - kept:
             files.remove(self.path(digest))
             self._chunks.pop(digest, None)

@@ -124,6 +124,13 @@ def free_bytes(path: str) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
+def total_bytes(path: str) -> int:
+    """Return the size of the filesystem of ``path``."""
+    with storing("look at the filesystem of", path):
+        stat = os.statvfs(path)
+    return stat.f_blocks * stat.f_frsize
+
+
 def check_space(folder: str, needed_bytes: int, kept_bytes: int) -> None:
     """Refuse, before anything is written, what would leave less than ``kept_bytes`` free on the disk of ``folder``."""
     free = free_bytes(folder)

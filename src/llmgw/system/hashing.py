@@ -10,6 +10,11 @@ from llmgw.domain.model import CHUNK_BYTES
 from llmgw.system.files import storing
 
 
+def hash_bytes(data: bytes) -> str:
+    """Return the sha256 of ``data`` in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def hash_file(path: str, progress: Optional[Callable[[int], None]] = None) -> Tuple[str, Tuple[str, ...], int]:
     """Return (sha256, chunk sha256s, size_bytes); refuse a file that changes meanwhile.
 

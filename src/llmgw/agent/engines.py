@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from llmgw.agent import flags
 from llmgw.agent.board import Board, Key, Usable
 from llmgw.agent.install import Installer
 from llmgw.agent.layout import Layout
@@ -39,8 +40,9 @@ class EngineKeeper:
     """One thread; the only writer of ``engines/``."""
 
     def __init__(self, installer: Installer, python: PythonInstaller, board: Board, layout: Layout, clock: Clock,
-                 operator: Sequence[OperatorEngine], cpu: Sequence[str] = ()) -> None:
-        self._python = python
+                 operator: Sequence[OperatorEngine], cpu: Sequence[str] = (),
+                 flag_check: Optional[flags.FlagCheck] = None) -> None:
+        self._python, self._flags = python, flag_check
         self._cpu = frozenset(cpu)            # engines whose CPU build this node takes on purpose
         self._installer, self._board, self._layout, self._clock = installer, board, layout, clock
         self._operator = {item.name: item for item in operator}
@@ -130,7 +132,7 @@ class EngineKeeper:
     def _install(self, item: EngineWanted) -> None:
         key = (item.name, item.version)
         is_python = self._python.knows(item.name)
-        if not (item.as_of if is_python else item.assets):
+        if not (item.as_of if is_python else item.assets or item.server_cannot):
             self._tell(key, EnginePhase.RESOLVING,
                        item.assets_problem or ("waits for the control plane to say as of when its packages are taken"
                                                if is_python else "the control plane has no list of its archives yet"))
@@ -140,7 +142,7 @@ class EngineKeeper:
             return
         try:
             made = (self._python.install(item, self._reporter(key)) if is_python else
-                    self._installer.install(item, self._pick(item), self._reporter(key)))
+                    self._install_archive(item, self._reporter(key)))
         except download.Stopped:
             return
         except LlmgwError as error:
@@ -151,6 +153,10 @@ class EngineKeeper:
         self._runs(key, made)
         log.info("engine installed name=%s version=%s archive=%s says=%s", *key, made.archive, made.says)
         self._sweep_tools()
+
+    def _install_archive(self, item: EngineWanted, report: Report) -> Installed:
+        listed = self._installer.listed(item, report)
+        return self._installer.install(listed, self._pick(listed), report)
 
     def _pick(self, item: EngineWanted) -> github_release.Picked:
         """Return the archive for this node. One that waits for its reboot has a GPU: it gets no CPU build meanwhile."""
@@ -204,7 +210,24 @@ class EngineKeeper:
         self._installed[key] = seen
         self._here[key] = decide.Here(self._clock.monotonic(), True, seen.installed_at, seen.cuda)
         program = os.path.join(self._layout.engine(*key), seen.program)
-        self._tell(key, EnginePhase.INSTALLED, seen.says, usable=Usable(program), devices=seen.devices)
+        if not self._has_lost_flags(key, program, seen.says):
+            self._tell(key, EnginePhase.INSTALLED, seen.says, usable=Usable(program), devices=seen.devices)
+
+    def _has_lost_flags(self, key: Key, program: str, says: str, source: str = "") -> bool:
+        """Whether it does not take some flag of ours; then that is told, and it is not offered."""
+        if self._flags is None:
+            return False
+        label = f"{key[0]} {key[1]}"
+        last = self._last.get(key)
+        if last is None or last[0] is not EnginePhase.INSTALLED:
+            self._tell(key, EnginePhase.CHECKING, f"checking the flags of {label}", source=source)
+        faults = self._flags.faults(key[0], program, says)
+        if faults:
+            message = flags.sentence(label, faults)
+            self._tell(key, EnginePhase.FAILED, message, flags.HINT, source=source)
+            if self._said.is_new(f"flags {key}", message):
+                log.warning("engine not offered name=%s version=%s: %s", *key, message)
+        return bool(faults)
 
     def _check_operators(self, name: str, wanted: Sequence[EngineWanted]) -> None:
         """The operator's own program stands for whatever version is wanted; it is looked at like ours."""
@@ -221,8 +244,9 @@ class EngineKeeper:
                 self._operators_due[key] = now + OPERATOR_RETRY_SECONDS
                 self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
                 continue
-            self._tell(key, EnginePhase.INSTALLED, f"{path}: {says}", usable=Usable(path), devices=devices,
-                       source="operator")
+            if not self._has_lost_flags(key, path, says, source="operator"):
+                self._tell(key, EnginePhase.INSTALLED, f"{path}: {says}", usable=Usable(path), devices=devices,
+                           source="operator")
 
     def _operators_words(self, key: Key, path: str) -> Tuple[str, Tuple[str, ...]]:
         """Return what the operator's program says of itself, and its devices."""

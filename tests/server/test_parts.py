@@ -327,6 +327,30 @@ def test_a_change_is_told_once(store, clock):
         ("node/a", "Ready"), ("node/a", "EngineInstalled"), ("replica/m-1", "Backoff"), ("replica/m-1", "Ready")]
 
 
+def test_the_steps_of_an_engine_that_takes_minutes_are_told_and_those_of_its_next_tries_are_not(store, clock):
+    events = Events(store, clock)
+    told = Transitions(events)
+
+    def say(phase, message, source="packages"):
+        seen_there = EngineObserved("vllm", "0.30.0", EnginePhase(phase), message, source=source)
+        told.note(Snapshot(nodes={"a": node("a", engines=(seen_there,))}))
+
+    def tries():
+        say("resolving", "finding packages")
+        say("downloading", "3 of 10 MB")
+        say("downloading", "7 of 10 MB")
+        say("installing packages", "gcc")
+
+    tries()
+    say("failed", "no index; tried again in 5 seconds")
+    tries()
+    say("failed", "no index; tried again in 15 seconds")
+    say("installed", "vllm 0.30.0")
+    say("downloading", "1 of 10 MB", source="archive")
+    assert [event.reason for event in events.after(0, 0) if event.reason != "Ready"] == [
+        "EngineResolving", "EngineDownloading", "EngineInstallingPackages", "EngineFailed", "EngineInstalled"]
+
+
 # Sources and archives
 
 def test_a_file_of_the_control_plane_is_imported_once_and_again_when_it_changes(store, tmp_path, clock):

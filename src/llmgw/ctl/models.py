@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import List
 
 from llmgw.api import paths, wire
 from llmgw.ctl import output, watch
 from llmgw.ctl.connection import connect
-from llmgw.domain.view import ModelView
+from llmgw.domain.view import ModelView, WeightsOnNode
 
 TITLES = ("MODEL", "READY", "ENGINE", "TASK", "CONTEXT", "SIZE", "WEIGHTS")
 
@@ -37,7 +38,21 @@ def _row(model: ModelView) -> output.Row:
     notes = [f"also called: {', '.join(model.aliases)}"] if model.aliases else []
     if model.ready < model.wanted:
         notes += model.why_not
+    notes += ["vision: yes"] if model.vision else []
+    notes += [f"weights on {where}" for where in weights_lines(model)]
     return output.Row((
         model.name, f"{model.ready}/{model.wanted}", f"{model.engine} {model.engine_version}".strip(),
         model.task, output.count(model.context_length), output.size(model.size_bytes), model.weights),
         tuple(notes))
+
+
+def weights_lines(model: ModelView) -> List[str]:
+    """Return where the weights are, one line per node: absent, 43 % (2m left), whole, damaged."""
+    return [f"{on.node}: {weights_word(on)}" for on in model.nodes]
+
+
+def weights_word(on: WeightsOnNode) -> str:
+    """Return where one node stands with weights."""
+    if on.phase == "fetching":
+        return f"{on.percent} %" + (f" ({output.age(on.seconds_left)} left)" if on.seconds_left is not None else "")
+    return on.phase + (f": {on.message}" if on.message else "")

@@ -14,6 +14,7 @@ from llmgw.domain.replica import Replica, ReplicaWish, ShardObserved, ShardState
 from llmgw.domain.route import Gauges
 from llmgw.domain.view import EngineView, ModelView, NodeView, ReplicaView, ShardView
 from llmgw.server.loop import Snapshot
+from llmgw.server.weights_views import weights_on_nodes
 
 SKEW_SECONDS = 5.0
 # The worst shard gives the replica's state; the order is from worst to best.
@@ -54,7 +55,9 @@ def model_view(want: Wanted, snapshot: Snapshot) -> ModelView:
         task=want.spec.task.value, weights=want.spec.weights, wanted=want.spec.replicas, ready=ready,
         aliases=want.spec.aliases, replicas=tuple(row.id for row in rows), why_not=reasons,
         context_length=told_context(want.spec, weights),
-        size_bytes=weights.size_bytes if weights is not None else None)
+        size_bytes=weights.size_bytes if weights is not None else None,
+        vision=weights is not None and bool(weights.projector),
+        nodes=weights_on_nodes(weights, rows, snapshot.nodes))
 
 
 def replica_view(row: Replica, nodes: Mapping[str, NodeState], gauges: Optional[Gauges]) -> ReplicaView:

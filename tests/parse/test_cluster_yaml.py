@@ -111,6 +111,14 @@ def test_engines_that_share_their_memory_among_requests_run_many_at_once():
     assert decode("models:\n- {name: m, engine: vllm, weights: 'mirror:m'}\n").models[0].parallel == 256
 
 
+@pytest.mark.parametrize("name, version", [("llama.cpp", "b8000"), ("vllm", "0.21.9"), ("sglang", "0.5.9")])
+def test_a_version_with_known_holes_is_taken_only_on_purpose_and_with_a_warning(name, version):
+    assert "allow_insecure: true" in refusal(f"engines: {{{name}: {{version: {version}}}}}\n").hint
+    config = decode(f"engines: {{{name}: {{version: {version}, allow_insecure: true}}}}\n")
+    assert config.engines[0].allow_insecure and config.engines[0].version == version
+    assert any(name in warning and "allow_insecure" in warning for warning in config.warnings)
+
+
 def test_a_python_engine_may_name_its_date_and_tools():
     found = decode("engines: {vllm: {as_of: 2026-09-23, uv: 0.14.0}, sglang: {version: 0.5.23, python: 3.12.9+20260101}}\n").engines
     assert found[0].as_of == "2026-09-23T00:00:00Z"

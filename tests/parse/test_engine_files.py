@@ -117,3 +117,11 @@ def test_what_is_let_through_never_leaves_the_folder(name, target):
             at.pop()
         elif part != ".":
             at.append(part)
+
+
+@pytest.mark.parametrize("says, holes", [("version: 0.4.1-dev (build 10991, commit b10991)", False), ("version: 8000 (abcdef1)", True),
+                                         ("version: 0.1 (build 8145, commit x)", True), ("version: 0.1 (build 8146, commit x)", False),
+                                         ("version: 0.1 (build 0, commit unknown)", False), ("nothing", False)])
+def test_a_build_with_known_holes_is_known_by_its_number(says, holes):
+    from llmgw.parse.engine_version import has_known_holes
+    assert has_known_holes(says) is holes

@@ -18,9 +18,10 @@ from llmgw.decide import engines as decide
 from llmgw.decide import requirements
 from llmgw.domain.cluster import OperatorEngine
 from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase, EngineWanted
-from llmgw.domain.errors import DiskFull, LlmgwError, RequirementMissing, TryAgain
+from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, RequirementMissing, TryAgain
 from llmgw.engines.needs import NEEDS
 from llmgw.parse import github_release
+from llmgw.parse.engine_version import MIN_LLAMA_BUILD, has_known_holes
 from llmgw.system import download, files, installed, rehearsal
 from llmgw.system.clock import Clock
 from llmgw.system.installed import Installed
@@ -232,6 +233,7 @@ class EngineKeeper:
     def _check_operators(self, name: str, wanted: Sequence[EngineWanted]) -> None:
         """The operator's own program stands for whatever version is wanted; it is looked at like ours."""
         keys = [(item.name, item.version) for item in wanted if item.name == name] or [(name, "operator")]
+        insecure = {(item.name, item.version) for item in wanted if item.allow_insecure}
         for key in keys:
             now = self._clock.monotonic()
             if now < self._operators_due.get(key, now):
@@ -239,7 +241,7 @@ class EngineKeeper:
             self._operators_due[key] = now + RECHECK_SECONDS
             path = self._operator[name].path
             try:
-                says, devices = self._operators_words(key, path)
+                says, devices = self._operators_words(key, path, key in insecure)
             except LlmgwError as error:
                 self._operators_due[key] = now + OPERATOR_RETRY_SECONDS
                 self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
@@ -248,11 +250,14 @@ class EngineKeeper:
                 self._tell(key, EnginePhase.INSTALLED, f"{path}: {says}", usable=Usable(path), devices=devices,
                            source="operator")
 
-    def _operators_words(self, key: Key, path: str) -> Tuple[str, Tuple[str, ...]]:
+    def _operators_words(self, key: Key, path: str, insecure: bool) -> Tuple[str, Tuple[str, ...]]:
         """Return what the operator's program says of itself, and its devices."""
         if self._python.knows(key[0]):
             return self._python.prove_operators(key[0], "" if key[1] == "operator" else key[1], path)
         seen = self._installer.prove_operators(key[0], path, self._reporter(key))
+        if not insecure and has_known_holes(seen.says):
+            raise EngineFailed(f"{seen.says} has known holes", hint=f"bring b{MIN_LLAMA_BUILD} or newer, or say "
+                               f"allow_insecure: true for {key[0]} in server.yaml")
         return seen.says, seen.devices
 
     def _remove(self, key: Key) -> None:

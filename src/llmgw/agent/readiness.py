@@ -5,7 +5,7 @@ import enum
 import json
 import secrets
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Set, Tuple
 
 from llmgw.domain.errors import LlmgwError, Unreachable
 from llmgw.domain.model import ModelSpec
@@ -15,6 +15,7 @@ from llmgw.system import proc, spawn
 from llmgw.system.http_client import Answer, HttpClient
 
 QUICK_SECONDS = 5.0
+OPENS = "lets other machines in: it listens on"
 TOKEN_SECONDS = 120.0             # the first request compiles and reads what was mapped only
 
 
@@ -33,10 +34,11 @@ class Finding:
 
 
 class EngineDoor:
-    """Talks to one engine on loopback, with its key."""
+    """Talks to one engine on loopback, with its key. ``may_listen``: addresses off loopback that it may use."""
 
-    def __init__(self, engine: Engine, model: ModelSpec, key: Secret, port: int) -> None:
-        self._engine, self._model, self._key = engine, model, key
+    def __init__(self, engine: Engine, model: ModelSpec, key: Secret, port: int,
+                 may_listen: Tuple[str, ...] = ()) -> None:
+        self._engine, self._model, self._key, self._may_listen = engine, model, key, may_listen
         self._client = HttpClient(f"http://127.0.0.1:{port}", timeout=QUICK_SECONDS)
         self._port = port
 
@@ -57,9 +59,13 @@ class EngineDoor:
         if not listens(identity, self._port):
             return Finding(Proof.WRONG, f"somebody else listens on its port {self._port}")
         try:
-            return self._prove_answers()
+            found = self._prove_answers()
         except Unreachable as error:
             return Finding(Proof.NOT_YET, f"did not answer: {error.message}")
+        if found.proof is not Proof.READY:
+            return found
+        outside = listens_outside(identity, self._may_listen)
+        return Finding(Proof.WRONG, f"{OPENS} {', '.join(outside)}") if outside else found
 
     def _prove_answers(self) -> Finding:
         models = self._get(self._engine.models_path, self._key)
@@ -108,6 +114,15 @@ def listens(identity: spawn.Identity, port: int) -> bool:
     for process in spawn.tree(identity.marker):
         ours |= proc.socket_inodes(process.pid)
     return bool(inodes) and inodes <= ours
+
+
+def listens_outside(identity: spawn.Identity, allowed: Tuple[str, ...] = ()) -> Tuple[str, ...]:
+    """Return where our program's tree listens for other machines: nothing in front of that asks for a key."""
+    ours: Set[str] = set()
+    for process in spawn.tree(identity.marker):
+        ours |= proc.socket_inodes(process.pid)
+    return tuple(sorted(f"{item.address} port {item.port}" for item in proc.listeners()
+                        if item.inode in ours and not item.is_loopback and item.address not in allowed))
 
 
 def _bearer(key: Secret) -> Dict[str, str]:

@@ -13,7 +13,7 @@ from llmgw.agent.board import Board, Usable
 from llmgw.agent.engine_user import EngineUser, work_dir
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
-from llmgw.agent.readiness import EngineDoor, Proof
+from llmgw.agent.readiness import OPENS, EngineDoor, Proof
 from llmgw.agent.watch import Watch, start_sign
 from llmgw.decide import lifecycle, progress, restarts
 from llmgw.decide.lifecycle import Event
@@ -168,7 +168,8 @@ class ShardKeeper:
         if finding.proof is Proof.READY:
             self._became_ready()
         elif finding.proof is Proof.WRONG and spawn.alive(self._row.identity):
-            self._end_for("NotOurEngine" if "somebody else" in finding.message else "DoesNotServe",
+            self._end_for("NotOurEngine" if "somebody else" in finding.message else
+                          "ListensOutside" if finding.message.startswith(OPENS) else "DoesNotServe",
                           f"the engine {finding.message}")
         elif finding.message:
             self._say("Starting", f"the engine {finding.message}")

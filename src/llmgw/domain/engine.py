@@ -75,6 +75,8 @@ class EngineWanted:
     tools: Tuple[Tool, ...] = ()
     locks: Tuple[Tuple[str, str], ...] = ()
     vouched: Tuple[str, ...] = ()
+    allow_insecure: bool = False      # versions with known holes are run on purpose
+    server_cannot: bool = False   # the control plane does not reach the release: a node may ask for it itself
 
 
 @dataclass(frozen=True)

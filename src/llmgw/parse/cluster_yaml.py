@@ -25,11 +25,13 @@ from llmgw.domain.engine import (
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.model import ModelSpec, Task
 from llmgw.parse import address, utc, weights_source
+from llmgw.parse.engine_version import MIN_LLAMA_BUILD
 from llmgw.parse.yaml_fields import Value, need
 from llmgw.parse.yaml_subset import MapNode, load
 
-KEYS = ("cluster", "listen", "store", "engines", "models")
-ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode", "as_of", *TOOL_VERSIONS)
+KEYS = ("cluster", "listen", "names", "tls", "store", "engines", "models")
+TLS_KEYS = ("certificate", "key", "ca")
+ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode", "as_of", "allow_insecure", *TOOL_VERSIONS)
 MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "context_length", "parallel",
               "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode")
 PLACEMENT_KEYS = ("labels", "nodes")
@@ -39,13 +41,13 @@ LATER = {"fabric": "replicas over several nodes are not supported yet",
 MODEL_LATER = {"fabric": "replicas over several nodes are not supported yet"}
 
 MAX_TEMPLATE_BYTES = 1 << 20
-MIN_LLAMA_BUILD = 8146    # older builds overflow on a hostile GGUF header: CVE-2026-27940
 # Older ones let requests in without a key (GHSA-94f4-hr76-p5j6), or run what they are sent (CVE-2026-3059, -3060).
 MIN_VERSIONS = {VLLM: "0.22.0", SGLANG: "0.5.10"}
 # How many requests a replica runs at once where nobody says it: these engines share their memory among all.
 PARALLEL = {VLLM: 256, SGLANG: 256}
 # Refused whatever an engine says of itself: they open the node, or are llmgw's own to set.
 ALWAYS_RESERVED = frozenset(("--host", "--port", "--api-key", "--api-key-file", "--ssl-*", "--middleware",
+_ON_PURPOSE = ", or say allow_insecure: true beside it"
                              "--trust-remote-code", "--allowed-local-media-path", "--slot-save-path", "--rpc"))
 _PYTHON_VERSION = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5}){1,3}((a|b|rc)[0-9]{1,3})?(\.post[0-9]{1,3})?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -63,7 +65,8 @@ def decode(data: bytes, name: str, read_file: Callable[[str], bytes],
     _check_store(fields)
     host, port = _listen(fields)
     engines = _engines(fields["engines"]) if "engines" in fields else _default_engines()
-    warnings: List[str] = []
+    warnings = [f"engine {engine.name}: allow_insecure is set: versions with known holes are run"
+                for engine in engines if engine.allow_insecure]
     wanted = frozenset(engine.name for engine in engines)
     models = tuple(_model(value, read_file, reserved_flags, wanted, warnings)
                    for value in (fields["models"].items() if "models" in fields else ()))
@@ -102,7 +105,8 @@ def _engine(name: str, whole: Value) -> EngineWanted:
     fields = whole.fields(ENGINE_KEYS, {})
     if "version" not in fields and name not in DEFAULT_VERSIONS:
         need(fields, "version", whole)
-    version = _version(name, fields["version"]) if "version" in fields else DEFAULT_VERSIONS[name]
+    insecure = fields["allow_insecure"].flag() if "allow_insecure" in fields else False
+    version = _version(name, fields["version"], insecure) if "version" in fields else DEFAULT_VERSIONS[name]
     _check_launch_mode(fields)
     for key in ("as_of", *TOOL_VERSIONS):
         if key in fields and name not in PYTHON_ENGINES:
@@ -111,7 +115,7 @@ def _engine(name: str, whole: Value) -> EngineWanted:
         fields["cpu"].fail("only llama.cpp has a CPU build of its own")
     return EngineWanted(name, version, cpu=fields["cpu"].flag() if "cpu" in fields else False,
                         cuda=_cuda(name, fields["cuda"]) if "cuda" in fields else "",
-                        as_of=fields["as_of"].checked(utc.normal) if "as_of" in fields else "",
+                        allow_insecure=insecure, as_of=fields["as_of"].checked(utc.normal) if "as_of" in fields else "",
                         tools=tuple(Tool(tool, _tool_version(tool, fields[tool]))
                                     for tool in TOOL_VERSIONS if tool in fields))
 
@@ -136,21 +140,21 @@ def _cuda(engine: str, value: Value) -> str:
     return text
 
 
-def _version(engine: str, value: Value) -> str:
+def _version(engine: str, value: Value, insecure: bool) -> str:
     version = value.text()
     if not _VERSION.fullmatch(version):
         value.fail(f"not a version: {version!r:.60}")
     if engine in PYTHON_ENGINES:
         if not _PYTHON_VERSION.fullmatch(version):
             value.fail(f"not a release of {engine}: {version!r:.60}", f"write it like {MIN_VERSIONS[engine]}")
-        if _numbers(version) < _numbers(MIN_VERSIONS[engine]):
-            value.fail(f"{engine} {version} has known holes", f"use {MIN_VERSIONS[engine]} or newer")
+        if _numbers(version) < _numbers(MIN_VERSIONS[engine]) and not insecure:
+            value.fail(f"{engine} {version} has known holes", f"use {MIN_VERSIONS[engine]} or newer{_ON_PURPOSE}")
     if engine != LLAMA_CPP:
         return version
     if not re.fullmatch(r"b[0-9]{1,9}", version):
         value.fail(f"not a build of llama.cpp: {version!r:.60}", "write its build tag, like b10991")
-    if int(version[1:]) < MIN_LLAMA_BUILD:
-        value.fail(f"{version} has known holes in its GGUF reader", f"use b{MIN_LLAMA_BUILD} or newer")
+    if int(version[1:]) < MIN_LLAMA_BUILD and not insecure:
+        value.fail(f"{version} has known holes in its GGUF reader", f"use b{MIN_LLAMA_BUILD} or newer{_ON_PURPOSE}")
     return version
 
 

@@ -7,6 +7,7 @@ from typing import Optional, Tuple
 
 from llmgw.domain.errors import ParseError
 
+MIN_LLAMA_BUILD = 8146    # older builds overflow on a hostile GGUF header: CVE-2026-27940
 _NEW = re.compile(r"version: (\S+) \(build (\d+), commit (\S+)\)")
 _OLD = re.compile(r"version: (\d+) \(([0-9a-f]+|unknown)\)")
 
@@ -30,6 +31,13 @@ def llama_cpp(out: str, err: str) -> EngineVersion:
             return EngineVersion(match.group(0), int(match.group(1)))
     said = next((line.strip() for line in reversed((out + "\n" + err).splitlines()) if line.strip()), "")
     raise ParseError(f"no version in what --version printed: {said[:200]!r}")
+
+
+def has_known_holes(says: str) -> bool:
+    """Whether llama-server calls itself a build that is too old; one that was not told its number is not judged."""
+    match = _NEW.match(says) or _OLD.match(says)
+    build = int(match.group(2 if match.re is _NEW else 1)) if match else 0
+    return 0 < build < MIN_LLAMA_BUILD
 
 
 def devices(out: str) -> Tuple[str, ...]:

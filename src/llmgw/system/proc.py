@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Set
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+from llmgw.parse import proc_net
+from llmgw.parse.proc_net import Listener
+
 _LISTEN = "0A"
 
 
@@ -107,13 +111,15 @@ def out_of_memory_kills() -> int:
 
 def listening_inodes(port: int) -> Set[str]:
     """Return the sockets that listen on ``port``, on any address of this machine."""
-    inodes = set()
+    return {item.inode for item in listeners() if item.port == port}
+
+
+def listeners() -> List[Listener]:
+    """Return every listening TCP socket of this machine, as far as this network namespace shows them."""
+    found: List[Listener] = []
     for name in ("tcp", "tcp6"):
-        for line in _text(f"/proc/net/{name}").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == _LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                inodes.add(fields[9])
-    return inodes
+        found += proc_net.listeners(_text(f"/proc/net/{name}"), sys.byteorder)
+    return found
 
 
 def socket_inodes(pid: int) -> Set[str]:

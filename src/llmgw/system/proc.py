@@ -6,11 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional, Set
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 from llmgw.parse import proc_net
 from llmgw.parse.proc_net import Listener
 
-_LISTEN = "0A"
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class ControlPlane:
         self.slow_bytes_per_second = 0
         self.raw_answer: Optional[bytes] = None        # sent instead of a heartbeat's answer
         self.ranged = True
+        self.cannot: List[str] = []                    # reasons why an archive cannot be given, one for each request
         self._news = threading.Condition()
         plane = self
 
@@ -144,6 +145,9 @@ class ControlPlane:
         file = self.blobs.get(name) if path.startswith("/v1/blobs/") else self.assets.get(name)
         if file is None:
             _send(handler, 404, json.dumps({"reason": "NotFound", "message": f"no file {name}"}).encode())
+            return
+        if self.cannot and file in self.assets.values():
+            _send(handler, 503, json.dumps({"reason": self.cannot.pop(0), "message": "github is not reached"}).encode())
             return
         wanted = handler.headers.get("Range", "")
         self.ranges.append(f"{name} {wanted}")

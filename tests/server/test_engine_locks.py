@@ -53,6 +53,9 @@ class Releases:
     def activity(self):
         return ()
 
+    def cannot(self, engine, version):
+        return False
+
 
 @pytest.fixture
 def clock():

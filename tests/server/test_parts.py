@@ -381,6 +381,12 @@ class Releases:
     def activity(self):
         return ("fetching a.tar.gz: 40 %",)
 
+    def progress(self, sha256):
+        return "fetching a.tar.gz: 40 %"
+
+    def cannot(self, engine, version):
+        return False
+
     def fetch(self, engine, version, name):
         self.asked += 1
         self.go.wait(30)
@@ -398,7 +404,7 @@ def test_an_archive_is_fetched_once_for_many_that_ask_stand_in(store, tmp_path, 
     engines, read = EngineAssets(mirror, releases, None), []
     assert engines.wanted(EngineWanted("llama.cpp", "b1")).assets[0].name == "a.tar.gz"
     monkeypatch.setattr(engine_assets, "WAIT_SECONDS", 0.05)
-    with pytest.raises(TryAgain, match="is being fetched"):
+    with pytest.raises(TryAgain, match="fetching a.tar.gz: 40 %"):
         engines.open("llama.cpp", "b1", "a.tar.gz")
     assert engines.activity() == ["fetching a.tar.gz: 40 %"]
     monkeypatch.setattr(engine_assets, "WAIT_SECONDS", 30)
@@ -419,7 +425,7 @@ def test_an_archive_is_fetched_once_for_many_that_ask_stand_in(store, tmp_path, 
         engines.open("llama.cpp", "b1", "other.tar.gz")
 
 
-def test_a_fetch_that_fails_is_told_and_tried_again_stand_in(store, tmp_path, clock):
+def test_a_fetch_that_fails_is_told_and_after_a_while_tried_again_stand_in(store, tmp_path, clock, monkeypatch):
     mirror = Mirror(str(tmp_path / "mirror"), store, clock)
     releases = Releases(mirror, "archive")
     releases.go.set()
@@ -428,6 +434,10 @@ def test_a_fetch_that_fails_is_told_and_tried_again_stand_in(store, tmp_path, cl
     with pytest.raises(DownloadFailed):
         engines.open("llama.cpp", "b1", "a.tar.gz")
     releases.fail = None
+    with pytest.raises(DownloadFailed):              # whoever asks meanwhile learns of it, and can help himself
+        engines.open("llama.cpp", "b1", "a.tar.gz")
+    assert releases.asked == 1
+    monkeypatch.setattr(engine_assets, "KEPT_SECONDS", -1.0)
     engines.open("llama.cpp", "b1", "a.tar.gz")[0].close()
     assert EngineAssets(mirror, None, None).wanted(EngineWanted("llama.cpp", "b1")).assets_problem
 

@@ -190,7 +190,7 @@ def test_an_api_that_is_not_there_is_a_sentence(tmp_path, free_port):
 def test_closing_ends_a_download_and_keeps_what_has_come(github, tmp_path):
     github.stalls[CPU] = 1 << 20
     source = Releases(str(tmp_path), github.url)
-    source._internet._timeout = 0.5
+    source._github.internet._timeout = 0.5
     failures = []
 
     def fetch():

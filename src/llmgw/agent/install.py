@@ -10,18 +10,20 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from typing import Callable, List, Tuple
+from typing import Callable, List, Optional, Tuple
 
 from llmgw.agent.layout import Layout
+from llmgw.agent.outside import CANNOT, Outside
 from llmgw.agent.prove import Program, Prover, Report
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.engine import Asset, EnginePhase, EngineWanted
-from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, StorageError, UnsafeArchive
+from llmgw.domain.errors import ApiError, DiskFull, EngineFailed, LlmgwError, StorageError, TryAgain, UnsafeArchive
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Picked
 from llmgw.probe import engine
 from llmgw.system import download, failpoint, files, installed
+from llmgw.system.download import Source
 from llmgw.system.installed import Installed
 from llmgw.system.unpack import TooMuch, budget, unpack
 
@@ -33,8 +35,17 @@ class Installer:
     """Brings versions of llama.cpp into ``engines/``."""
 
     def __init__(self, client: ControlClient, layout: Layout, prover: Prover,
-                 stopping: Callable[[], bool]) -> None:
+                 stopping: Callable[[], bool], outside: Optional[Outside] = None) -> None:
+        self._outside = outside or Outside()
         self._client, self._layout, self._prover, self._stopping = client, layout, prover, stopping
+
+    def listed(self, item: EngineWanted, report: Report) -> EngineWanted:
+        """Return the engine with its archives: GitHub is asked from here only when the control plane cannot."""
+        if item.assets or not item.server_cannot:
+            return item
+        report(EnginePhase.RESOLVING, f"the control plane cannot ask for the files of {item.name} {item.version}: "
+               "this node asks GitHub itself")
+        return self._outside.listed(item)
 
     def install(self, item: EngineWanted, picked: Picked, report: Report) -> Installed:
         """Install what was picked (the build, and its runtime beside it) and return it."""
@@ -103,12 +114,23 @@ class Installer:
                    f"downloading {asset.name}: {(before + count) / 1e6:.1f} of {total / 1e6:.1f} MB, {share} %",
                    done=before + count, total=total)
 
+        def fetch(open_at: Callable[[int], Source]) -> None:
+            download.fetch(open_at, target, sha256=asset.sha256, size=asset.size_bytes,
+                           partial=self._layout.partial(asset.sha256), reserve_bytes=RESERVE_BYTES,
+                           progress=progress, stopping=self._stopping)
+
         progress(0)
-        download.fetch(lambda offset: self._client.stream(path, headers={"Range": f"bytes={offset}-"},
-                                                          timeout=60.0),
-                       target, sha256=asset.sha256, size=asset.size_bytes,
-                       partial=self._layout.partial(asset.sha256), reserve_bytes=RESERVE_BYTES,
-                       progress=progress, stopping=self._stopping)
+        while True:
+            try:
+                return fetch(lambda offset: self._client.stream(path, headers={"Range": f"bytes={offset}-"},
+                                                                timeout=60.0))
+            except ApiError as error:
+                if error.reason in CANNOT:
+                    report(EnginePhase.DOWNLOADING, f"downloading {asset.name} from GitHub: the control plane cannot")
+                    return fetch(self._outside.opener(name, version, asset, error))
+                if error.reason != TryAgain.reason or self._stopping():
+                    raise
+                report(EnginePhase.DOWNLOADING, f"the control plane is {error.message}")     # and has waited with it
 
     def _unpack(self, asset: Asset, folder: str) -> None:
         files.make_dir(os.path.dirname(folder), 0o755)

@@ -16,10 +16,12 @@ from llmgw.agent.board import Board
 from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.engines import EngineKeeper
 from llmgw.agent.flags import FlagCheck
+from llmgw.agent.fetch import Fetcher
 from llmgw.agent.heartbeat import EVERY_SECONDS, Heartbeat
 from llmgw.agent.install import Installer
 from llmgw.agent.keep_gate import GateKeeper
 from llmgw.agent.layout import Layout
+from llmgw.agent.outside import Outside
 from llmgw.agent.ports import Ports
 from llmgw.agent.python_engine import PythonInstaller
 from llmgw.agent.python_needs import PythonNeeds
@@ -85,10 +87,11 @@ class Agent:
         python = PythonInstaller(client, layout, processes,
                                  PythonNeeds(layout, lambda: self._board.facts, config.install_packages), config.node,
                                  uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set, user=user)
-        self._engines = EngineKeeper(Installer(client, layout, prover, stop.is_set), python, self._board, layout,
-                                     clock, config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
+        archives = Installer(client, layout, prover, stop.is_set, Outside(config.http_proxy or ""))
+        self._engines = EngineKeeper(archives, python, self._board, layout, clock,
+                                     config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
                                          processes, layout, lambda: bool(self._board.facts.gpus), user.run_as))
-        self._weights = WeightsKeeper(client, self._board, layout, stop)
+        self._weights = WeightsKeeper(Fetcher(client, layout), self._board, layout, stop)
         self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock, user)
         self._gate = GateKeeper(self._board, layout, config.address, config.gate_port)
         requests = Requests(config.node, client, self._shards.log_path)

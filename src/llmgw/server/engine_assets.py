@@ -3,17 +3,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw.domain.engine import PYTHON, PYTHON_ENGINES, TOOL_VERSIONS, UV, Asset, EngineWanted, Tool
-from llmgw.domain.errors import LlmgwError, NotFound, TryAgain
+from llmgw.domain.errors import LlmgwError, NotFound, TryAgain, Unreachable
 from llmgw.engines import recipes
 from llmgw.server.engine_locks import EngineLocks
 from llmgw.server.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
+KEPT_SECONDS = 30.0           # that a failure is told to whoever asks, before it is tried again
 WAIT_SECONDS = 20.0           # that a node's request waits for a fetch before it is told to ask again
 
 
@@ -24,6 +26,7 @@ class _Fetch:
         self.done = threading.Event()
         self.path = ""
         self.error: Optional[LlmgwError] = None
+        self.ended_at = 0.0
 
 
 class EngineAssets:
@@ -43,7 +46,8 @@ class EngineAssets:
         if engine.name in PYTHON_ENGINES:
             return self._python_engine(engine) if self.has_gpus else engine
         assets, problem = self._assets(engine.name, engine.version)
-        return replace(engine, assets=assets, assets_problem=problem)
+        cannot = not assets and self._releases is not None and self._releases.cannot(engine.name, engine.version)
+        return replace(engine, assets=assets, assets_problem=problem, server_cannot=cannot)
 
     def tools(self, engine: EngineWanted) -> Dict[str, str]:
         """Return the versions of what makes environments: the configuration's, else what llmgw was checked with."""
@@ -84,6 +88,8 @@ class EngineAssets:
         listed: List[Asset] = []
         if self._releases is not None:
             listed = [asset for asset in self._releases.assets(engine, version)[0] if asset.name == name]
+        if not listed and self._releases is not None and self._releases.cannot(engine, version):
+            raise Unreachable(self._releases.assets(engine, version)[1])
         if not listed:
             raise NotFound(f"no such archive: {engine} {version} {name:.100}",
                            hint="llmgw ctl mirror import-engine ARCHIVE --sha256 HEX brings one")
@@ -91,7 +97,7 @@ class EngineAssets:
             return self._mirror.open(listed[0].sha256), listed[0].sha256
         fetch = self._start((engine, version, name))
         if not fetch.done.wait(WAIT_SECONDS):
-            raise TryAgain(f"{name} is being fetched ({listed[0].size_bytes} bytes), ask again")
+            raise TryAgain(self._releases.progress(listed[0].sha256) or f"fetching {name}")
         if fetch.error is not None:
             raise fetch.error
         with self._lock:
@@ -105,7 +111,7 @@ class EngineAssets:
     def _start(self, key: Tuple[str, str, str]) -> _Fetch:
         with self._lock:
             fetch = self._fetches.get(key)
-            if fetch is None or (fetch.done.is_set() and fetch.error is not None):
+            if fetch is None or (fetch.error is not None and time.monotonic() - fetch.ended_at > KEPT_SECONDS):
                 fetch = self._fetches[key] = _Fetch()
                 threading.Thread(target=self._fetch, args=(key, fetch), name="fetch-archive", daemon=True).start()
             return fetch
@@ -122,6 +128,7 @@ class EngineAssets:
             log.exception("fetch failed name=%s", key[2])
             fetch.error = TryAgain(f"{key[2]}: the fetch failed inside the server, its log has the details")
         finally:
+            fetch.ended_at = time.monotonic()
             fetch.done.set()
 
 

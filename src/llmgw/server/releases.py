@@ -51,6 +51,12 @@ class Releases:
         release, problem = self._look((engine, version), f"the files of {engine} {version}")
         return (release.assets, _left_out(release)) if release is not None else ((), problem)
 
+    def cannot(self, engine: str, version: str) -> bool:
+        """Whether it is the way to GitHub that fails, as far as is known: who has another may ask there."""
+        with self._lock:
+            error = self._failed.get((engine, version), (None, 0, 0.0))[0]
+        return isinstance(error, (Unreachable, DownloadFailed, RateLimited))
+
     def published(self, engine: str, version: str) -> Tuple[str, str]:
         """Return when a version was published (UTC), or in words why that is not known, at once."""
         release, problem = self._look((engine, version), f"the date of {engine} {version}")
@@ -81,6 +87,11 @@ class Releases:
         if not is_whole(target, asset.size_bytes):
             self._download(release.urls[asset.name], asset, target, progress)
         return target
+
+    def progress(self, sha256: str) -> str:
+        """Return how far the download of a file is, in words; empty when it is not under way."""
+        with self._lock:
+            return self._activity.get(sha256, "")
 
     def activity(self) -> Tuple[str, ...]:
         """Return one sentence for each download under way."""

@@ -14,9 +14,10 @@ _HEADERS = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "20
 class Github:
     """``internet`` fetches the files of its releases as well."""
 
-    def __init__(self, api_url: str = "", token_file: str = "") -> None:
+    def __init__(self, api_url: str = "", token_file: str = "", proxy: str = "") -> None:
         self.api = (api_url or os.environ.get("LLMGW_GITHUB_API", "") or API).rstrip("/")
-        self.internet = Internet(self.api, token_file=token_file or os.environ.get("LLMGW_GITHUB_TOKEN_FILE", ""))
+        self.internet = Internet(self.api, token_file=token_file or os.environ.get("LLMGW_GITHUB_TOKEN_FILE", ""),
+                                 proxies={"http": proxy, "https": proxy} if proxy else None)
 
     def release(self, repository: str, tag: str) -> bytes:
         """Return the JSON of a release; NotFound when there is none."""

@@ -200,6 +200,34 @@ def test_a_database_locked_by_another_program_is_a_try_again(store):
     assert store.get("a").value == 3
 
 
+def test_two_writers_of_one_database_wait_for_each_other_and_lose_no_update(store, tmp_path):
+    """The caller's lock keeps a second server away; should it ever not, nothing acknowledged may be lost."""
+    put(store, "n", 0)
+    other = SqliteStore(str(tmp_path))
+    failed = []
+
+    def count(mine, times):
+        try:
+            while times:
+                entry = mine.get("n")
+                times -= mine.txn([Compare("n", entry.revision)], [Put("n", entry.value + 1)]) is not None
+        except Exception as error:            # told below: a thread's own would be lost
+            failed.append(error)
+
+    threads = [threading.Thread(target=count, args=(mine, 40)) for mine in (store, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert failed == []
+    last = put(other, "last", 1)
+    assert store.watch(last - 1, 0).whole                     # it has not heard of that yet
+    assert put(store, "mine", 1) > last
+    assert (store.get("n").value, store.get("last").value) == (80, 1)
+    assert not store.watch(last - 1, 0).whole                 # so that who watches reads all of it again
+    other.close()
+
+
 CHILD = """
 import sys
 from llmgw.server.store import Put

@@ -1,6 +1,7 @@
 """The store in one SQLite file: WAL and FULL, one writer thread, reads from memory.
 
-A deferred transaction that turns into a write fails at once with "database is
+Every commit first reads whether another program has written meanwhile. A deferred
+transaction that turns from reading to writing fails at once with "database is
 locked", whatever the timeout; BEGIN IMMEDIATE waits. Waiting transactions share
 one commit: an fsync each would allow some 276 a second. The file holds keys of
 replicas, so it is 0600.
@@ -163,6 +164,8 @@ class SqliteStore:
         changes: List[Tuple[int, str]] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
+            self._catch_up(connection)
+            revision = self._revision
             for job in jobs:
                 if self._holds(job, written):
                     revision += 1
@@ -184,6 +187,21 @@ class SqliteStore:
         self._publish(revision, written, changes)
         for job in jobs:
             job.done.set()
+
+    def _catch_up(self, connection: sqlite3.Connection) -> None:
+        """Read all anew when another program has written: compares must see it, and nothing of it may be lost."""
+        try:
+            if _revision(connection) == self._revision:
+                return
+            objects, revision = _read(connection)
+        except (ValueError, TypeError) as error:
+            raise sqlite3.DatabaseError(f"malformed object: {error}") from error
+        log.warning("another program has written to the database path=%s revision=%d", self.path, revision)
+        with self._changed:
+            self._objects, self._keys, self._revision = objects, sorted(objects), revision
+            self._changes.clear()
+            self._oldest = revision            # who watches has to read all of it again
+            self._changed.notify_all()
 
     def _holds(self, job: _Job, written: Dict[str, Optional[Entry]]) -> bool:
         for compare in job.compares:
@@ -224,10 +242,18 @@ def _is_committed(connection: sqlite3.Connection, revision: int) -> bool:
     except sqlite3.Error:
         pass                                   # there was no transaction to end
     try:
-        row = connection.execute("SELECT value FROM meta WHERE name = 'revision'").fetchone()
-    except sqlite3.Error:
+        return _revision(connection) == revision
+    except (sqlite3.Error, TypeError):
         return False
-    return row is not None and row[0] == revision
+
+
+def _revision(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT value FROM meta WHERE name = 'revision'").fetchone()[0])
+
+
+def _read(connection: sqlite3.Connection) -> Tuple[Dict[str, Entry], int]:
+    rows = connection.execute("SELECT key, value, revision FROM objects").fetchall()
+    return {key: Entry(key, json.loads(text), at) for key, text, at in rows}, _revision(connection)
 
 
 def _apply(connection: sqlite3.Connection, job: _Job, written: Dict[str, Optional[Entry]],
@@ -263,9 +289,7 @@ def _prepare(path: str) -> Tuple[Dict[str, Entry], int]:
         connection = _connect(path)
         try:
             _migrate(connection, path)
-            rows = connection.execute("SELECT key, value, revision FROM objects").fetchall()
-            revision = connection.execute("SELECT value FROM meta WHERE name = 'revision'").fetchone()[0]
-            return {key: Entry(key, json.loads(text), at) for key, text, at in rows}, int(revision)
+            return _read(connection)
         finally:
             connection.close()
     except sqlite3.Error as error:

@@ -11,17 +11,18 @@ from llmgw.agent.python_needs import PythonNeeds
 from llmgw.agent.uv import Uv
 from llmgw.domain.errors import DiskFull, RequirementMissing
 from llmgw.domain.node import Gpu, NodeFacts, OsRelease
-from llmgw.engines.needs import NEEDS
+from llmgw.engines.needs import BY_VERSION, NEEDS, needs_of
+from llmgw.engines.recipes import RECIPES
 
 CARD = Gpu("GPU-a", 0, "NVIDIA H100", 80 << 30, 0, "9.0")
 WELL = dict(os=OsRelease("debian", (), "12", "Debian 12"), arch="x86_64", libc="glibc 2.36", disk_total_bytes=10**13,
             nvidia_driver="590.48.01", gpus=(CARD,))
 
 
-def refusal(tmp_path, name="vllm", **changes):
+def refusal(tmp_path, name="vllm", version="0.30.0", **changes):
     facts = NodeFacts(**{**WELL, **changes})
     try:
-        PythonNeeds(Layout(str(tmp_path)), lambda: facts, False).must_fit(name, "0.30.0", lambda *unused, **more: None)
+        PythonNeeds(Layout(str(tmp_path)), lambda: facts, False).must_fit(name, version, lambda *unused, **more: None)
     except (RequirementMissing, DiskFull) as error:
         return error
     return None
@@ -52,6 +53,21 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path):
         "vllm 0.30.0: the NVIDIA driver is 535.183.01, 580 or newer is needed; GPU 1 (Tesla P100) has compute capability "
         "6.0, 7.5 or higher is needed; glibc is 2.28, 2.31 or newer is needed")
     assert "update the NVIDIA driver" in error.hint and "exclude: [1]" in error.hint
+
+
+def test_another_version_has_needs_of_its_own(tmp_path):
+    roomy(tmp_path)
+    assert refusal(tmp_path, "sglang", "0.5.10", nvidia_driver="570.26") is None
+    for version in ("0.5.11", "0.5.23", "0.6.0"):
+        error = refusal(tmp_path, "sglang", version, nvidia_driver="570.26")
+        assert error.message == f"sglang {version}: the NVIDIA driver is 570.26, 580 or newer is needed"
+    assert needs_of("sglang", "0.5.11").driver == needs_of("sglang", "").driver == NEEDS["sglang"].driver
+    assert needs_of("llama.cpp", "b10991") == NEEDS["llama.cpp"] and needs_of("nothing", "1.0").driver == ""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_packages_are_chosen_for_the_oldest_glibc_that_may_install_them(name):
+    assert {needs.glibc for _, needs in BY_VERSION[name]} == {RECIPES[name].glibc}
 
 
 def test_a_disk_that_is_too_full_is_a_full_disk():

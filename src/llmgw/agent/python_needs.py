@@ -11,8 +11,8 @@ from llmgw.decide import packages, requirements
 from llmgw.domain.engine import EnginePhase
 from llmgw.domain.errors import DiskFull, PackagesFailed, RequirementMissing
 from llmgw.domain.node import NodeFacts
-from llmgw.domain.requirement import Needs, Requirement, Status
-from llmgw.engines.needs import NEEDS
+from llmgw.domain.requirement import Requirement, Status
+from llmgw.engines.needs import needs_of
 from llmgw.system import files
 from llmgw.system import packages as package_manager
 
@@ -27,7 +27,7 @@ class PythonNeeds:
 
     def must_fit(self, name: str, version: str, report: Report) -> None:
         """Refuse, before anything is downloaded, an engine that this node cannot run."""
-        missing = self._missing(name)
+        missing = self._missing(name, version)
         plan = packages.for_compiler(self._ways())
         if any(item.name == GCC for item in missing) and plan.argv:
             report(EnginePhase.INSTALLING_PACKAGES, f"installing {', '.join(plan.packages)} with {plan.argv[0]}: "
@@ -37,19 +37,19 @@ class PythonNeeds:
             except PackagesFailed as error:
                 raise PackagesFailed(f"{name} {version}: gcc is missing, and {error.message}", hint=error.hint,
                                      waits=error.waits) from error
-            missing = self._missing(name)
+            missing = self._missing(name, version)
         if missing:
             kind = DiskFull if [item.name for item in missing] == [requirements.DISK] else RequirementMissing
             raise kind(f"{name} {version}: " + "; ".join(item.message for item in missing),
                        hint="; ".join(dict.fromkeys(item.hint for item in missing if item.hint)))
 
-    def _missing(self, name: str) -> List[Requirement]:
+    def _missing(self, name: str, version: str) -> List[Requirement]:
         facts = self._facts()
         # what an earlier try has in the cache need not come again
         free = files.free_bytes(self._layout.root) + _size(self._layout.uv_cache)
         machine = requirements.Machine(replace(facts, disk_free_bytes=free), self._ways(),
                                        gcc=package_manager.has_compiler())
-        return [item for item in requirements.check(NEEDS.get(name, Needs()), machine) if item.status is Status.MISSING]
+        return [item for item in requirements.check(needs_of(name, version), machine) if item.status is Status.MISSING]
 
     def _ways(self) -> packages.Ways:
         return packages.Ways(self._facts().os, package_manager.managers(packages.MANAGERS), package_manager.is_root(),

@@ -19,7 +19,7 @@ from llmgw.domain.engine import DEFAULT_VERSIONS, ENGINES, LLAMA_CPP
 from llmgw.domain.errors import ConfigError, LlmgwError, UsageError
 from llmgw.domain.node import NodeFacts
 from llmgw.domain.requirement import Library, Requirement, Status
-from llmgw.engines.needs import NEEDS
+from llmgw.engines.needs import NEEDS, needs_of
 from llmgw.engines.recipes import RECIPES
 from llmgw.parse import agent_yaml
 from llmgw.probe import engine, machine
@@ -156,7 +156,8 @@ class Doctor:
         runs = self._holds(found.name, os.path.join(folder, found.program))
         if runs.status is Status.OK:
             runs = Requirement(RUNS, Status.OK, f"{runs.message}; it ran when it was installed: {found.says}")
-        return Finding(found.name, found.version, requirements=self._check(found.name, None, installed=True) + (runs,))
+        return Finding(found.name, found.version, requirements=self._check(
+            found.name, None, found.version, installed=True) + (runs,))
 
     def _holds(self, name: str, path: str) -> Requirement:
         """Ask an environment which version of the engine it holds."""
@@ -172,10 +173,8 @@ class Doctor:
         return Requirement(RUNS, Status.OK, f"{path} holds {name} {version}")
 
     def _operators(self, name: str, path: str) -> Finding:
-        if name != LLAMA_CPP:
-            runs = self._holds(name, path)
-            checks = self._check(name, None, installed=True, cpu=runs.message.endswith("+cpu"))
-            return Finding(name, "operator", requirements=checks + (runs,))
+        if name != LLAMA_CPP:                        # which CUDA and which system it is made for, its maker knows
+            return Finding(name, "operator", requirements=(self._holds(name, path),))
         lacking, problem = self._lacking(engine.elves_beside(path), path)
         checks = self._check(name, lacking, installed=True, cpu=True)
         return Finding(name, "operator", requirements=checks + (
@@ -191,8 +190,9 @@ class Doctor:
         return Finding(name, requirements=checks + (
             Requirement(RUNS, Status.NOT_APPLICABLE, f"nothing is installed in {self.folder} yet"),))
 
-    def _check(self, name: str, lacking: Optional[Tuple[Library, ...]], **more: Any) -> Tuple[Requirement, ...]:
-        needs = NEEDS[name]
+    def _check(self, name: str, lacking: Optional[Tuple[Library, ...]], version: str = "",
+               **more: Any) -> Tuple[Requirement, ...]:
+        needs = needs_of(name, version)
         gcc = package_manager.has_compiler() if needs.compiler else None
         return requirements.check(needs, Machine(self.facts, self.ways, lacking=lacking, gcc=gcc, **more))
 

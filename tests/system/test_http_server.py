@@ -315,5 +315,5 @@ def test_a_taken_port_is_a_sentence(server):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
 def test_off_loopback_nothing_listens_without_tls(host):
-    with pytest.raises(ConfigError, match="TLS"):
+    with pytest.raises(ConfigError, match="with TLS only"):
         HttpServer(host, 7800, RouteTable([], lambda token: None))

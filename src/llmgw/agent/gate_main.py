@@ -8,14 +8,15 @@ import logging
 import os
 import signal
 import time
-from typing import List, Optional
+from typing import Any, List, Optional, Tuple
 
 from llmgw.agent.gate import Gate
 from llmgw.api import wire
 from llmgw.domain.errors import ConfigError, LlmgwError
 from llmgw.domain.gate import GateTable
+from llmgw.parse.address import is_loopback
 from llmgw.relay.listener import Listener
-from llmgw.system import files, logs
+from llmgw.system import files, logs, tls
 from llmgw.system.open_files import raise_open_files
 from llmgw.system.ports import cannot_listen
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 180.0
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def run(argv: List[str], debug: bool) -> int:
@@ -66,27 +66,37 @@ class _Doorway:
 
     def __init__(self, gate: Gate, connections: int) -> None:
         self._listener = Listener(gate, max_connections=connections)
-        self._address = ("", 0)
+        self._address: Tuple[str, int, bool] = ("", 0, False)
+        self._context: Any = None
+        self._certificate = ""
 
     @property
     def active(self) -> int:
         return self._listener.active
 
-    async def listen(self, host: str, port: int) -> None:
-        """Listen there; PortTaken when another does, and off loopback there is no TLS yet."""
-        if (host, port) == self._address:
+    async def listen(self, table: GateTable) -> None:
+        """Listen where the table says, with its certificate; PortTaken when another does, plain only on loopback."""
+        host, port, certificate = table.host, table.port, table.certificate
+        if certificate and certificate != self._certificate:
+            if self._context is None:
+                self._context = tls.server_context(certificate)
+            else:
+                tls.load(self._context, certificate)
+            self._certificate = certificate
+        if (host, port, bool(certificate)) == self._address:
             return
-        if host not in LOOPBACK:
-            raise ConfigError(f"the gate does not listen on {host}: off loopback it needs TLS, which this "
-                              "version does not have", hint="use 127.0.0.1")
+        if not certificate and not is_loopback(host):
+            raise ConfigError(f"the gate does not listen on {host}: off loopback it needs TLS, and this node has no "
+                              "certificate", hint="let the node join (llmgw ctl token create --role node), "
+                              "or use 127.0.0.1")
         self._listener.stop_accepting()
         try:
-            await self._listener.listen(host, port)
+            await self._listener.listen(host, port, self._context if certificate else None)
         except OSError as error:
             raise cannot_listen("the gate", host, port, error,
                                 "stop it, or give the agent another --gate-port") from error
-        self._address = (host, port)
-        log.info("listening host=%s port=%d", host, port)
+        self._address = (host, port, bool(certificate))
+        log.info("listening host=%s port=%d tls=%s", host, port, bool(certificate))
 
     def drain(self) -> None:
         self._listener.draining = True
@@ -108,7 +118,7 @@ async def _serve(path: str) -> None:
     if table is None:
         raise ConfigError(f"there is no gate table at {path}", hint="the agent writes it")
     gate.swap(table, table_file.sha256)
-    await door.listen(table.host, table.port)
+    await door.listen(table)
     while not stop.is_set():
         await _pause(stop, POLL_SECONDS)
         gate.sweep(time.monotonic())
@@ -128,7 +138,7 @@ async def _follow(gate: Gate, door: _Doorway, table_file: _TableFile) -> None:
         if table is not None:
             gate.swap(table, table_file.sha256)
             log.info("table taken doors=%d", len(table.entries))
-            await door.listen(table.host, table.port)
+            await door.listen(table)
     except LlmgwError as error:
         log.error("the table was not taken reason=%s: %s", error.reason, error.message)
 

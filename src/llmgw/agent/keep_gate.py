@@ -10,13 +10,14 @@ from typing import Any, Dict, FrozenSet, Optional
 
 from llmgw.agent.board import Board, Door
 from llmgw.agent.layout import Layout
-from llmgw.api import wire
+from llmgw.api import joining, wire
+from llmgw.api.joining import Credential
 from llmgw.decide import restarts
 from llmgw.domain.command import Command
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.gate import GateEntry, GateTable
 from llmgw.domain.replica import ShardState
-from llmgw.system import files, log_tail, spawn
+from llmgw.system import files, log_tail, spawn, tls
 from llmgw.system.http_client import HttpClient
 from llmgw.system.own_program import own_command, own_environment
 from llmgw.system.ports import answers, is_free
@@ -46,6 +47,9 @@ class GateKeeper:
         self._failures, self._not_before = 0, 0.0
         self._pause = threading.Event()
         self.poke = threading.Event()
+        self._held: Optional[Credential] = None      # of a node that has joined: its gate speaks TLS
+        self._certificate = ""
+        self._context: Any = None
 
     def recall(self) -> None:
         """Find the gate of an earlier agent; it keeps its port, and goes on relaying."""
@@ -62,6 +66,13 @@ class GateKeeper:
             self._board.put_gate_port(self._port)
             self._board.put_open(self._doors(table))
             log.info("gate adopted pid=%d port=%d", self._identity.pid, self._port)
+
+    def take(self, held: Credential) -> None:
+        """Show the certificate of this credential from the next turn on."""
+        self._held = held
+        self._context = tls.client_context(held.fleet_ca)
+        self._certificate = joining.certificate_file(self._layout.gate, held)
+        self.poke.set()
 
     def turn(self) -> Optional[float]:
         """Write the table when it changed; start the gate when it is gone or hangs."""
@@ -82,6 +93,7 @@ class GateKeeper:
             self._board.put_note("gate-ends", "")
             self._board.put_gate_port(self._port)
             self._board.put_open(self._doors(table))
+            joining.remove_other_certificates(self._layout.gate, self._certificate)
         elif time.monotonic() - self._answered_at >= PATIENCE_SECONDS:
             log.warning("gate does not answer, ending it")
             spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
@@ -132,7 +144,7 @@ class GateKeeper:
             if shard is not None and seen.state in _OPEN and seen.port is not None:
                 key = hashlib.sha256(shard.key.reveal().encode()).hexdigest()
                 entries.append(GateEntry(shard.replica, key, shard.model.engine, seen.port, seen.incarnation))
-        return GateTable(self._host, self._port, tuple(entries))
+        return GateTable(self._host, self._port, tuple(entries), self._certificate)
 
     def _start(self) -> None:
         log_tail.rotate(self._layout.gate_log)
@@ -162,7 +174,10 @@ class GateKeeper:
         """Return what our gate says of itself; empty when it says nothing, or somebody else answers."""
         assert self._identity is not None
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
-        client = HttpClient(f"http://{host}:{self._port}", timeout=2.0)
+        held = self._held
+        where = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        client = HttpClient(f"http://{where}", timeout=2.0) if held is None else HttpClient(
+            f"https://{where}", context=self._context, server_name=held.tls_name, timeout=2.0)
         try:
             answer = client.request("GET", "/healthz")
             said = json.loads(answer.body) if answer.status == 200 else {}

@@ -13,6 +13,7 @@ class Layout:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.credential = os.path.join(root, "state", "credential.json")
         self.desired = os.path.join(root, "state", "desired.json")
         self.engines = os.path.join(root, "engines")
         self.blobs = os.path.join(root, "blobs")

@@ -8,10 +8,10 @@ import platform
 import signal
 import sys
 import threading
-from typing import List
+from typing import List, Optional
 
 from llmgw import __version__
-from llmgw.agent import options, uv
+from llmgw.agent import joined, options, scrub, uv
 from llmgw.agent.board import Board
 from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.engines import EngineKeeper
@@ -27,9 +27,12 @@ from llmgw.agent.python_engine import PythonInstaller
 from llmgw.agent.python_needs import PythonNeeds
 from llmgw.agent.prove import Prover
 from llmgw.agent.requests import Requests
+from llmgw.agent.scrub import Scrub
 from llmgw.agent.shards import Shards
 from llmgw.agent.weights import WeightsKeeper
+from llmgw.api import joining
 from llmgw.api.client import ControlClient
+from llmgw.api.joining import Credential
 from llmgw.domain.errors import ConfigError
 from llmgw.domain.node import NodeIdentity
 from llmgw.probe import machine
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 
 PROBE_SECONDS = 30.0
 GATE_SECONDS = 1.0
+RENEWAL_SECONDS = 300.0
 OWNED_STOP_SECONDS = 60.0
 JOIN_SECONDS = 5.0                # a loop in the middle of something slow is left behind
 
@@ -57,7 +61,8 @@ def run(argv: List[str], debug: bool) -> int:
     owned.watch(stop)
     lock = files.FolderLock(chosen.config.data_dir, "agent")
     try:
-        Agent(chosen, stop).serve()
+        chosen, held = joined.resolve(chosen, stop.is_set)
+        Agent(chosen, stop, held).serve()
     finally:
         lock.release()
     return 0
@@ -71,14 +76,15 @@ def _instance(data_dir: str) -> str:
 class Agent:
     """Puts the loops together; every one is the only writer of its part."""
 
-    def __init__(self, chosen: options.Options, stop: threading.Event) -> None:
+    def __init__(self, chosen: options.Options, stop: threading.Event, held: Optional[Credential] = None) -> None:
         config = chosen.config
         self._config, self._owned, self._stop = config, chosen.owned, stop
         layout, clock = Layout(config.data_dir), Clock()
         self._layout = layout
-        client = ControlClient(config.servers, chosen.token)
+        client = ControlClient(config.servers, chosen.token, ca_pem=chosen.ca_pem)
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
-                                         labels=dict(config.labels), instance=_instance(config.data_dir)))
+                                         labels=dict(config.labels), fabric_address=config.fabric_address,
+                                         instance=_instance(config.data_dir)))
         user = EngineUser(config.engine_user, layout, self._board.put_note)
         # what it makes without saying how is closed to others, or lies where only the engines' user comes
         os.umask(0o022 if user.is_other else 0o077)
@@ -91,9 +97,15 @@ class Agent:
         self._engines = EngineKeeper(archives, python, self._board, layout, clock,
                                      config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
                                          processes, layout, lambda: bool(self._board.facts.gpus), user.run_as))
-        self._weights = WeightsKeeper(Fetcher(client, layout), self._board, layout, stop)
+        fetcher = Fetcher(client, layout)
+        self._weights = WeightsKeeper(fetcher, self._board, layout, stop)
+        self._scrub = Scrub(layout, self._weights.held, fetcher, self._weights.report_damage, stop)
         self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock, user)
         self._gate = GateKeeper(self._board, layout, config.address, config.gate_port)
+        self._renewal = None
+        if held is not None:
+            self._gate.take(held)
+            self._renewal = joining.Renewal(client, layout.credential, held, tuple, clock.wall, self._gate.take)
         requests = Requests(config.node, client, self._shards.log_path)
         self._heartbeat = Heartbeat(config.node, client, self._board, layout, clock, requests.answer)
 
@@ -120,10 +132,13 @@ class Agent:
     def _start_loops(self) -> List[threading.Thread]:
         stop = self._stop
         self._board.listen(self._wake)
+        if self._renewal is not None:
+            loop.start("certificate", self._renewal.turn, every=RENEWAL_SECONDS, stop=stop)
         return [
             loop.start("probe", self._probe, every=PROBE_SECONDS, stop=stop),
             loop.start("engines", self._engines.turn, every=EVERY_SECONDS, stop=stop, poke=self._engines.poke),
             loop.start("weights", self._weights.turn, every=EVERY_SECONDS, stop=stop, poke=self._weights.poke),
+            loop.start("scrub", self._scrub.turn, every=scrub.TURN_SECONDS, stop=stop),
             loop.start("shards", self._shards.turn, every=EVERY_SECONDS, stop=stop, poke=self._shards.poke),
             loop.start("gate", self._gate.turn, every=GATE_SECONDS, stop=stop, poke=self._gate.poke),
             loop.start("heartbeat", self._heartbeat.turn, every=EVERY_SECONDS, stop=stop,

@@ -6,10 +6,12 @@ import dataclasses
 import os
 import platform
 from dataclasses import dataclass
-from typing import List
+from typing import List, Optional
 
+from llmgw.api import joining
 from llmgw.domain.cluster import AgentConfig
-from llmgw.domain.errors import ConfigError, UsageError
+from llmgw.domain.errors import ConfigError
+from llmgw.domain.join import JoinString
 from llmgw.domain.names import check_name
 from llmgw.domain.secret import Secret
 from llmgw.parse import agent_yaml
@@ -21,8 +23,10 @@ class Options:
     """``owned``: engines and gate end with this agent, because ``up`` started it."""
 
     config: AgentConfig
-    token: Secret
+    token: Secret             # empty: there is none, the node joins or has joined
     owned: bool = False
+    join: Optional[JoinString] = None
+    ca_pem: str = ""          # that the control plane's certificate comes from
 
 
 def parse(argv: List[str]) -> Options:
@@ -34,12 +38,10 @@ def parse(argv: List[str]) -> Options:
              "engine_ports": args.engine_ports,
              "engine_user": args.engine_user or config.engine_user or os.environ.get("LLMGW_ENGINE_USER", "")}
     config = dataclasses.replace(config, **{key: value for key, value in flags.items() if value})
-    if not config.servers:
-        raise UsageError("the agent needs a control plane", hint="give its address with --server URL")
     config = dataclasses.replace(
         config, node=check_name(config.node or platform.node() or "node", "node name"),
         data_dir=data_dir.role_dir("agent", config.data_dir))
-    return Options(config, _token(config.token_file), args.owned)
+    return Options(config, _token(config.token_file), args.owned, joining.given(args.join_file), _ca(args.ca_file))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="agent.yaml")
     parser.add_argument("--server", action="append", metavar="URL", help="a control plane; may be repeated")
     parser.add_argument("--token-file", metavar="F", help="holds the node's token")
+    parser.add_argument("--join-file", default="", metavar="F", help="holds a join string (or LLMGW_JOIN)")
+    parser.add_argument("--ca-file", default="", metavar="F", help="the control plane's CA, where it did not join")
     parser.add_argument("--node", metavar="NAME", help="this node's name (default: the host name)")
     parser.add_argument("--data-dir", metavar="D", help="where engines, weights and state lie")
     parser.add_argument("--address", metavar="HOST", help="where routers reach this node (default: 127.0.0.1)")
@@ -66,13 +70,22 @@ def _from_file(path: str) -> AgentConfig:
     return agent_yaml.decode(data, os.path.basename(path))
 
 
+def _ca(path: str) -> str:
+    if not path:
+        return ""
+    data = files.read_bytes(path, limit=1 << 20)
+    if data is None:
+        raise ConfigError(f"{path}: no such file", hint="it holds the control plane's CA, as PEM")
+    return data.decode("ascii", "replace")
+
+
 def _token(path: str) -> Secret:
     """Return the token in the file or in LLMGW_TOKEN; never from the command line, where others can read it."""
     named = os.environ.pop("LLMGW_TOKEN", "")
     if named and not path:
         return Secret(named.strip())
     if not path:
-        raise UsageError("the agent needs its token", hint="give the file that holds it with --token-file F")
+        return Secret("")
     data = files.read_bytes(path, limit=4096)
     if data is None:
         raise ConfigError(f"{path}: no such file", hint="copy the node token of the server here")

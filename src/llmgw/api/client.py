@@ -19,11 +19,11 @@ class ControlClient:
     that is not 2xx becomes an ApiError with the server's own words.
     """
 
-    def __init__(self, urls: Sequence[str], token: Secret, *, ca_file: str = "",
+    def __init__(self, urls: Sequence[str], token: Secret, *, ca_pem: str = "",
                  timeout: float = 10.0) -> None:
         if not urls:
             raise ConfigError("no control plane is named", hint="give its address with --server URL")
-        self._clients = [HttpClient(url, ca_file=ca_file, timeout=timeout) for url in urls]
+        self._clients = [HttpClient(url, ca_pem=ca_pem, timeout=timeout) for url in urls]
         self._token = token
         self._first = 0
         self._lock = threading.Lock()

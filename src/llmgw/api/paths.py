@@ -16,6 +16,10 @@ ENGINE_ASSET = "/v1/engines/{engine}/{version}/assets/{asset}"  # GET, Range; fe
 ENGINE_LOCKS = "/v1/engines/{engine}/{version}/locks"  # GET: the fleet's lists of packages; DELETE: make new ones
 ENGINE_LOCK = "/v1/engines/{engine}/{version}/locks/{platform}"  # GET: its text; PUT PackageList: the first wins
 
+CA = "/v1/ca"                                        # GET, before there is trust: the CA as PEM
+JOIN = "/v1/join"                                    # POST JoinRequest -> JoinAnswer
+CERTIFICATE = "/v1/certificate"                      # POST {names} -> Renewed, for the caller's own name
+
 ROUTES = "/v1/routes"                                # GET ?after=REVISION&wait=SECONDS -> RouteTable; 304
 ROUTER_REPORT = "/v1/routers/{router}/report"        # POST RouterReport
 
@@ -27,6 +31,11 @@ ENGINES = "/v1/engines"
 EVENTS = "/v1/events"                                # GET ?after=ID&wait=SECONDS
 REPLICA_LOG = "/v1/replicas/{replica}/log"           # GET ?bytes=N, admins only
 DRAIN_NODE = "/v1/nodes/{node}/drain"                # POST, DELETE
+
+REVOKE_NODE = "/v1/nodes/{node}/revoke"              # POST: end its credential, forget it
+
+TOKENS = "/v1/tokens"                                # GET, POST {role, ttl_seconds, uses, name}
+TOKEN = "/v1/tokens/{token}"                         # DELETE
 
 KEYS = "/v1/keys"                                    # GET, POST {name, models}
 KEY = "/v1/keys/{key}"                               # DELETE

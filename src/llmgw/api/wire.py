@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llmgw.domain import engine, gate, heartbeat, model, node, replica, route, view
+from llmgw.domain import engine, gate, heartbeat, join, model, node, replica, route, view
 from llmgw.domain.codec import (Codec, Record, flag, map_of, number, one_of, optional, pair,
                                 secret, text, text_map, texts, tuple_of, whole)
 from llmgw.domain.errors import ParseError
@@ -78,22 +78,27 @@ LOG_TAIL = Record(heartbeat.LogTail, request=text, text=text, problem=text)
 
 ROUTED_REPLICA = Record(
     route.RoutedReplica, id=text, node=text, host=text, port=whole, key=secret, engine=text,
-    slots=whole, incarnation=whole, draining=flag)
+    slots=whole, incarnation=whole, draining=flag, tls_name=text)
 ROUTED_MODEL = Record(
     route.RoutedModel, name=text, engine=text, aliases=texts, task=one_of(model.Task), created=whole,
     context_length=optional(whole), replicas=tuple_of(ROUTED_REPLICA), why_not=text,
     retry_after_seconds=whole)
 ROUTED_KEY = Record(route.RoutedKey, id=text, sha256=text, models=texts)
 ROUTE_TABLE = Record(route.RouteTable, cluster=text, epoch=whole, revision=whole,
-                     models=tuple_of(ROUTED_MODEL), keys=tuple_of(ROUTED_KEY))
+                     models=tuple_of(ROUTED_MODEL), keys=tuple_of(ROUTED_KEY), ca=text)
 GAUGES = Record(route.Gauges, running=optional(number), waiting=optional(number),
                 kv_used=optional(number), generated_tokens=optional(number), in_flight=whole)
 ROUTER_REPORT = Record(route.RouterReport, router=text, table_revision=whole, replicas=map_of(GAUGES),
                        answering=texts)
 
 GATE_ENTRY = Record(gate.GateEntry, replica=text, key_sha256=text, engine=text, port=whole,
+JOIN_REQUEST = Record(join.JoinRequest, name=text, machine=text, names=texts)
+JOIN_ANSWER = Record(join.JoinAnswer, role=text, name=text, token=secret, fleet_ca=text, certificate=text, key=secret,
+                     renew_at=number, ends_at=number, tls_name=text)
+RENEWED = Record(join.Renewed, certificate=text, key=secret, renew_at=number, ends_at=number, fleet_ca=text)
+
                     incarnation=whole)
-GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY))
+GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY), certificate=text)
 
 NODE_VIEW = Record(
     view.NodeView, name=text, state=text, message=text, identity=NODE_IDENTITY, facts=NODE_FACTS,
@@ -117,6 +122,8 @@ ENGINE_VIEW = Record(view.EngineView, name=text, version=text, assets=tuple_of(A
 KEY_VIEW = Record(view.KeyView, id=text, name=text, created_at=number, models=texts,
                   revoked_at=optional(number), secret=text)
 EVENT_VIEW = Record(view.EventView, id=whole, at=number, subject=text, reason=text, message=text)
+TOKEN_VIEW = Record(view.TokenView, id=text, role=text, kind=text, made_at=number, expires_at=optional(number),
+                    name=text, uses=whole, used=whole, revoked_at=optional(number), secret=text)
 ENGINE_ARCHIVE = Record(view.EngineArchive, engine=text, version=text, asset=ASSET,
                         imported_at=number, source=text)
 LOCK_VIEW = Record(view.LockView, engine=text, version=text, platform=text, as_of=text, sha256=text,

@@ -7,8 +7,10 @@ import os
 from dataclasses import dataclass
 from typing import List, Optional
 
+from llmgw.api import joining
 from llmgw.api.client import ControlClient
 from llmgw.domain.errors import ConfigError, Unreachable
+from llmgw.domain.join import read_pin
 from llmgw.domain.secret import Secret
 from llmgw.system import data_dir, files
 
@@ -22,6 +24,7 @@ class Endpoint:
     url: str
     token_file: str
     alive: bool
+    ca_file: str = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                             "(or LLMGW_SERVER; without: the one on this machine)")
     group.add_argument("--token-file", metavar="FILE", default="",
                        help="file with an admin or viewer token (or LLMGW_TOKEN_FILE, LLMGW_TOKEN)")
-    group.add_argument("--ca-file", metavar="FILE", default="", help="CA that signed the server's certificate")
+    group.add_argument("--ca-file", metavar="FILE|sha256:PIN", default="",
+                       help="CA that signed the server's certificate, or its pin as `token create` prints it "
+                            "(or LLMGW_CA)")
 
 
 def connect(options: argparse.Namespace) -> ControlClient:
@@ -47,9 +52,22 @@ def connect(options: argparse.Namespace) -> ControlClient:
             raise Unreachable(f"{local.url}: the server of this machine is not running",
                               hint="start it: llmgw.pyz up, or llmgw.pyz server --config server.yaml")
         urls = [local.url]
-    client = ControlClient(urls, _token(options.token_file, local), ca_file=options.ca_file)
+    client = ControlClient(urls, _token(options.token_file, local), ca_pem=_ca(options.ca_file, urls, local))
     _open.append(client)
     return client
+
+
+def _ca(given: str, urls: List[str], local: Optional[Endpoint]) -> str:
+    """Return what to trust, as PEM; empty: what this machine trusts. A pin is compared before anything is sent."""
+    named = given or os.environ.get("LLMGW_CA", "") or (local.ca_file if local else "")
+    if not named or not any(url.startswith("https://") for url in urls):
+        return ""
+    if named.startswith("sha256:"):
+        return joining.pinned_ca(next(url for url in urls if url.startswith("https://")), read_pin(named))
+    data = files.read_bytes(named, 1 << 20)
+    if data is None:
+        raise ConfigError(f"{named}: there is no such file", hint="it holds the server's CA, as PEM")
+    return data.decode("ascii", "replace")
 
 
 def close_all() -> None:
@@ -93,7 +111,8 @@ def read_endpoint(server_dir: str) -> Optional[Endpoint]:
     data = files.read_bytes(data_dir.endpoint_file(server_dir), 1 << 16)
     try:
         known = json.loads(data or b"")
-        return Endpoint(str(known["url"]), str(known["admin_token_file"]), _alive(int(known["pid"])))
+        return Endpoint(str(known["url"]), str(known["admin_token_file"]), _alive(int(known["pid"])),
+                        str(known.get("ca_file", "")))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "events": ("events", "what changed, when and why"),
     "logs": ("logs", "the end of a replica's engine log"),
     "keys": ("keys", "users' keys: create, list, revoke"),
+    "token": ("token", "let machines and people in: create, list, revoke"),
     "mirror": ("mirror", "weights and engine archives: import, import-ollama, pull, list, verify ..."),
     "engine-check": ("engine_check", "whether an engine here takes every flag llmgw would give it"),
     "plan": ("plan", "what a server.yaml would start, stop and move"),

@@ -7,16 +7,21 @@ from typing import List
 from llmgw.api import paths, wire
 from llmgw.ctl import output, watch
 from llmgw.ctl.connection import connect
+from llmgw.domain.errors import UsageError
 from llmgw.domain.view import NodeView
 
 TITLES = ("NODE", "STATE", "SYSTEM", "CPUS", "MEM FREE", "DISK FREE", "GPUS", "REPLICAS")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("command", metavar="revoke NODE", nargs="*",
+                        help="end the node's credential at once: it must join anew (without: show the nodes)")
     watch.arguments(parser)
 
 
 def action(options: argparse.Namespace) -> int:
+    if options.command:
+        return _act(options)
     client = connect(options)
 
     def once() -> None:
@@ -30,6 +35,26 @@ def action(options: argparse.Namespace) -> int:
             output.say(data["suspicion"])
 
     return watch.show(options, once)
+
+
+def _act(options: argparse.Namespace) -> int:
+    command, names = options.command[0], options.command[1:]
+    if command not in ACTIONS or len(names) != 1:
+        raise UsageError("ctl nodes: " + (f"unknown command {command!r:.60}" if command not in ACTIONS
+                                          else f"{command} takes one node"),
+                         hint="llmgw ctl nodes shows them; " + ", ".join(
+                             f"llmgw ctl nodes {name} NODE" for name in ACTIONS))
+    ACTIONS[command](options, names[0])
+    return 0
+
+
+def _revoke(options: argparse.Namespace, node: str) -> None:
+    connect(options).json("POST", paths.fill(paths.REVOKE_NODE, node=node), {})
+    output.say(f"node {node} is revoked: it is told nothing any more, and no new request reaches it")
+    output.say("its engines go on until somebody stops its agent; to let the machine in again, let it join anew")
+
+
+ACTIONS = {"revoke": _revoke}
 
 
 def _row(node: NodeView) -> output.Row:

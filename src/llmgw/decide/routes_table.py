@@ -1,6 +1,8 @@
 """The table that routers serve from: which replicas are ready, and why a model has none."""
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
 from typing import FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from llmgw.decide.liveness import NodeLife
@@ -17,30 +19,33 @@ PROBLEM_RETRY_SECONDS = 30
 
 def routed_models(wanted: Sequence[Wanted], replicas: Sequence[Replica], nodes: Mapping[str, NodeState],
                   answering: FrozenSet[str], unplaced: Mapping[str, Tuple[str, ...]],
-                  previous: Optional[RouteTable]) -> Tuple[RoutedModel, ...]:
+                  previous: Optional[RouteTable],
+                  tls_names: Mapping[str, str] = MappingProxyType({})) -> Tuple[RoutedModel, ...]:
     """Return every model with its ready replicas.
 
     A replica whose node has not spoken since this server started stays as it
     was in ``previous``: a restart of the server is no news about nodes.
+    ``tls_names`` has the name in the certificate of each gate that speaks TLS.
     """
     kept = {row.id: row for model in previous.models for row in model.replicas} if previous is not None else {}
     return tuple(_model(want, [row for row in replicas if row.model.name == want.spec.name], nodes, answering,
-                        unplaced.get(want.spec.name, ()), kept) for want in wanted)
+                        unplaced.get(want.spec.name, ()), kept, tls_names) for want in wanted)
 
 
 def table(cluster: str, epoch: int, revision: int, models: Tuple[RoutedModel, ...],
-          keys: Sequence[RoutedKey]) -> RouteTable:
+          keys: Sequence[RoutedKey], ca: str = "") -> RouteTable:
     """Return the whole table."""
-    return RouteTable(cluster, epoch, revision, models, tuple(sorted(keys, key=lambda key: key.id)))
+    return RouteTable(cluster, epoch, revision, models, tuple(sorted(keys, key=lambda key: key.id)), ca)
 
 
 def _model(want: Wanted, rows: Sequence[Replica], nodes: Mapping[str, NodeState], answering: FrozenSet[str],
-           unplaced: Tuple[str, ...], kept: Mapping[str, RoutedReplica]) -> RoutedModel:
+           unplaced: Tuple[str, ...], kept: Mapping[str, RoutedReplica],
+           tls_names: Mapping[str, str]) -> RoutedModel:
     routed: List[RoutedReplica] = []
     for row in sorted(rows, key=lambda row: row.id):
         one = _replica(row, nodes.get(row.shards[0].node), row.id in answering, kept.get(row.id))
         if one is not None:
-            routed.append(one)
+            routed.append(replace(one, tls_name=tls_names.get(one.node, "")))
     weights = want.weights or (rows[0].weights if rows else None)
     is_served = any(not row.draining for row in routed)
     coming = any(row.wish is ReplicaWish.RUN for row in rows)

@@ -18,6 +18,10 @@ class ClusterConfig:
     engines: Tuple[EngineWanted, ...] = ()
     models: Tuple[ModelSpec, ...] = ()
     warnings: Tuple[str, ...] = ()
+    names: Tuple[str, ...] = ()              # by which others call the control plane, besides its own
+    tls_certificate: str = ""                # the operator's own, instead of one that is made
+    tls_key: str = ""
+    tls_ca: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,3 +26,4 @@ class GateTable:
     host: str
     port: int
     entries: Tuple[GateEntry, ...] = ()
+    certificate: str = ""     # a file with certificate and key: the gate speaks TLS

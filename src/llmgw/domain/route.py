@@ -21,6 +21,7 @@ class RoutedReplica:
     slots: int = 1            # requests it runs at once
     incarnation: int = 0      # part of the connection pool's key
     draining: bool = False
+    tls_name: str = ""        # in the certificate of its gate; empty: no TLS
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class RouteTable:
     revision: int
     models: Tuple[RoutedModel, ...] = ()
     keys: Tuple[RoutedKey, ...] = ()
+    ca: str = ""              # that signs the certificates of gates, as PEM
 
 
 @dataclass(frozen=True)

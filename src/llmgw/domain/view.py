@@ -112,6 +112,25 @@ class KeyView:
 
 
 @dataclass(frozen=True)
+class TokenView:
+    """A token without its secret. ``kind``: join (a string to join with), credential (of who joined), api.
+
+    ``secret`` is filled once, in the answer that makes it.
+    """
+
+    id: str
+    role: str
+    kind: str
+    made_at: float
+    expires_at: Optional[float] = None
+    name: str = ""
+    uses: int = 0
+    used: int = 0
+    revoked_at: Optional[float] = None
+    secret: str = ""
+
+
+@dataclass(frozen=True)
 class EventView:
     """Something changed: what, when, why."""
 

@@ -1,6 +1,7 @@
 """Addresses as people write them."""
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Tuple
 
@@ -25,6 +26,21 @@ def host_port(text: str) -> Tuple[str, int]:
     if match is None or int(match.group(3)) > 65535:
         raise ParseError(f"not an address to listen on: {text!r:.100}", hint="write it as HOST:PORT")
     return host(match.group(1) or match.group(2)), int(match.group(3))
+
+
+def absolute_path(text: str) -> str:
+    """Return ``text`` when it is an absolute path."""
+    if not text.startswith("/"):
+        raise ParseError(f"expected an absolute path, got {text!r:.100}")
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a program that listens there. A name other than localhost may not be."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def server_url(text: str) -> str:

@@ -36,8 +36,7 @@ MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "conte
               "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode")
 PLACEMENT_KEYS = ("labels", "nodes")
 LATER = {"fabric": "replicas over several nodes are not supported yet",
-         "control_planes": "several control planes are not supported yet",
-         "tls": "TLS is not supported yet: listen on a loopback address"}
+         "control_planes": "several control planes are not supported yet"}
 MODEL_LATER = {"fabric": "replicas over several nodes are not supported yet"}
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -73,7 +72,20 @@ def decode(data: bytes, name: str, read_file: Callable[[str], bytes],
     if "models" in fields:
         _check_distinct(fields["models"], models)
     cluster = fields["cluster"].name_text() if "cluster" in fields else ClusterConfig.cluster
-    return ClusterConfig(cluster, host, port, engines, models, tuple(warnings))
+    certificate, key, ca = _tls(fields)
+    return ClusterConfig(cluster, host, port, engines, models, tuple(warnings),
+                         fields["names"].distinct(lambda item: item.checked(address.host)) if "names" in fields else (),
+                         certificate, key, ca)
+
+
+def _tls(fields: Mapping[str, Value]) -> Tuple[str, str, str]:
+    """Return the operator's own files (certificate, key, ca), all empty where there are none."""
+    if "tls" not in fields:
+        return "", "", ""
+    inner = fields["tls"].fields(TLS_KEYS, {})
+    certificate, key = (need(inner, name, fields["tls"]).checked(address.absolute_path)
+                        for name in ("certificate", "key"))
+    return certificate, key, inner["ca"].checked(address.absolute_path) if "ca" in inner else ""
 
 
 def _check_store(fields: Mapping[str, Value]) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Optional, Set
+from typing import Any, Optional, Set
 
 from llmgw.relay.reply import Stamp, error_reply, reply_bytes
 from llmgw.relay.server import Application, ServerConnection
+from llmgw.relay.tls_door import TlsDoor
+from llmgw.system.ports import listening
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
+BACKLOG = 1024
 
 
 class Listener:
@@ -31,15 +34,21 @@ class Listener:
         self.max_body_bytes = max_body_bytes
         self.max_connections = max_connections
         self._server: Optional[asyncio.AbstractServer] = None
+        self._door: Optional[TlsDoor] = None
         self._sweeper: Optional[asyncio.Task[None]] = None
 
-    async def listen(self, host: str, port: int) -> int:
-        """Start to listen; return the port. OSError when the address cannot be had."""
+    async def listen(self, host: str, port: int, context: Any = None) -> int:
+        """Start to listen, with TLS if there is a context; return the port. OSError when the address cannot be had."""
         self.stamp.refresh(time.time())
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=1024)
         if self._sweeper is None:
             self._sweeper = loop.create_task(self._sweep_for_ever())
+        if context is not None:
+            sock = listening(host, port, BACKLOG)
+            sock.setblocking(False)
+            self._door = TlsDoor(sock, context, lambda: ServerConnection(self))
+            return int(sock.getsockname()[1])
+        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=BACKLOG)
         return int(self._server.sockets[0].getsockname()[1])
 
     def opened(self, connection: ServerConnection) -> None:
@@ -56,6 +65,9 @@ class Listener:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None
 
     def close_idle(self) -> None:
         for connection in [item for item in self.connections if item.is_idle]:

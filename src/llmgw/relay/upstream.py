@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from llmgw.parse.http1 import PLAIN_CHUNK, ChunkDecoder, MalformedHttp, ResponseHead, ResponseReader, head_end
 from llmgw.relay.server import HIGH_WATER_BYTES, READ_BYTES
@@ -22,10 +22,11 @@ _HEAD, _CHUNKED, _COUNTED, _TO_THE_END = range(4)
 class Target:
     """One place to send to. A replica that came back is a new Target: an old socket is never its."""
 
-    __slots__ = ("host", "port", "idle", "in_flight", "retired")
+    __slots__ = ("host", "port", "idle", "in_flight", "retired", "context", "tls_name")
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, context: Any = None, tls_name: str = "") -> None:
         self.host, self.port = host, port
+        self.context, self.tls_name = context, tls_name      # TLS, to who has that name
         self.idle: List[UpstreamConnection] = []      # the last used is taken first
         self.in_flight = 0
         self.retired = False
@@ -41,8 +42,10 @@ class Target:
     async def connect(self) -> "UpstreamConnection":
         """Return a new connection; OSError or TimeoutError when there is none in time."""
         loop = asyncio.get_running_loop()
+        with_tls = {} if self.context is None else {
+            "ssl": self.context, "server_hostname": self.tls_name, "ssl_handshake_timeout": CONNECT_SECONDS}
         _, connection = await asyncio.wait_for(
-            loop.create_connection(lambda: UpstreamConnection(self), self.host, self.port), CONNECT_SECONDS)
+            loop.create_connection(lambda: UpstreamConnection(self), self.host, self.port, **with_tls), CONNECT_SECONDS)
         return connection
 
     def keep(self, connection: "UpstreamConnection") -> None:

@@ -12,10 +12,9 @@ import time
 from typing import List, Optional
 
 from llmgw.api.client import ControlClient
-from llmgw.domain.errors import ConfigError, UsageError
+from llmgw.domain.errors import UsageError
 from llmgw.domain.route import RouterReport, RouteTable
-from llmgw.domain.secret import Secret
-from llmgw.router import control
+from llmgw.router import control, trust
 from llmgw.router.app import Router
 from llmgw.router.flow import FIRST_BYTE_SECONDS
 from llmgw.router.scraper import scrape_for_ever
@@ -25,7 +24,6 @@ from llmgw.system.ports import cannot_listen
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 GRACE_SECONDS = 180.0
 
 
@@ -37,9 +35,10 @@ def run(argv: List[str], debug: bool) -> int:
     folder = files.make_dir(data_dir.role_dir("router", args.data_dir))
     lock = files.FolderLock(folder, "router")
     files.sweep_scratch(folder)
-    client = ControlClient(args.server, _token(args.token_file), timeout=10.0) if args.server else None
     try:
-        asyncio.run(_Process(folder, host, port, client, args).serve())
+        door = trust.door(args, folder, host)
+        client = trust.client(args, door.credential)
+        asyncio.run(_Process(folder, host, port, client, args, door).serve())
     finally:
         lock.release()
     return 0
@@ -52,6 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--token-file", default="", help="holds the router's token")
     parser.add_argument("--listen", default="127.0.0.1:7801", metavar="HOST:PORT", help="port 0: any free one")
     parser.add_argument("--data-dir", default="", help="where the routing table is kept")
+    parser.add_argument("--join-file", default="", metavar="F", help="holds a join string (or LLMGW_JOIN)")
+    parser.add_argument("--ca-file", default="", metavar="F", help="the control plane's CA, where it did not join")
+    parser.add_argument("--tls-certificate", default="", metavar="F",
+                        help="to serve clients with, instead of one that the control plane makes")
+    parser.add_argument("--tls-key", default="", metavar="F", help="its key")
+    parser.add_argument("--tls-name", action="append", default=[], metavar="NAME",
+                        help="a name or address by which clients call this router; may be repeated")
     parser.add_argument("--name", default="", help="the router's name in reports (default: host and port)")
     parser.add_argument("--first-byte-seconds", type=float, default=FIRST_BYTE_SECONDS, metavar="S",
                         help="how long an engine may take to begin its answer (default %(default)g)")
@@ -65,29 +71,17 @@ def _address(text: str) -> "tuple[str, int]":
     host = host.strip("[]")
     if not host or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"not an address: {text!r:.100}", hint="write it as HOST:PORT")
-    if host not in LOOPBACK:
-        raise ConfigError(f"the router does not listen on {host}: off loopback it needs TLS, which this version "
-                          "does not have", hint="listen on 127.0.0.1, with a TLS proxy before it")
     return host, int(port)
-
-
-def _token(path: str) -> Secret:
-    if not path:
-        raise UsageError("a control plane is named, but no token", hint="give --token-file FILE")
-    data = files.read_bytes(path, 4096)
-    if data is None:
-        raise ConfigError(f"there is no token file {path}", hint="the server writes it as tokens/router")
-    return Secret(data.decode("ascii", "replace").strip())
 
 
 class _Process:
     """The router with all that runs beside it."""
 
     def __init__(self, folder: str, host: str, port: int, client: Optional[ControlClient],
-                 args: argparse.Namespace) -> None:
+                 args: argparse.Namespace, door: trust.Door) -> None:
         self._folder, self._host, self._port = folder, host, port
-        self._client = client
-        self._name = args.name
+        self._client, self._door = client, door
+        self._name = door.credential.name if door.credential is not None else args.name
         self._grace_seconds = args.grace_seconds
         self.router = Router(args.name, args.first_byte_seconds)
         self._report: Optional[RouterReport] = None      # swapped whole; read by the reporter's thread
@@ -128,14 +122,16 @@ class _Process:
 
     async def _listen(self) -> None:
         try:
-            port = await self.router.listener.listen(self._host, self._port)
+            port = await self.router.listener.listen(self._host, self._port, self._door.context)
         except OSError as error:
             raise cannot_listen("the router", self._host, self._port, error,
                                 "stop it, or choose another port with --listen HOST:PORT") from error
         self.router.name = self._name or f"{os.uname().nodename}-{port}"
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        files.write_json(self._endpoint_file, {"url": f"http://{host}:{port}", "pid": os.getpid()})
-        log.info("listening url=http://%s:%d", host, port)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        host = f"[{host}]" if ":" in host else host
+        url = f"{'http' if self._door.context is None else 'https'}://{host}:{port}"
+        files.write_json(self._endpoint_file, {"url": url, "pid": os.getpid(), "ca_file": self._door.ca_file})
+        log.info("listening url=%s", url)
 
     @property
     def _endpoint_file(self) -> str:
@@ -150,6 +146,7 @@ class _Process:
 
         control.start(control.Follower(self._client, self._folder, table, take),
                       control.Reporter(self._client, lambda: self._report), self._stop)
+        self._door.look_after(self._client, self._stop)
 
     def _take(self, table: Optional[RouteTable]) -> None:
         self.router.table_at = time.monotonic()

@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw.decide.breaker import Breaker
 from llmgw.domain.errors import ConfigError
 from llmgw.domain.route import Gauges, RoutedKey, RoutedModel, RoutedReplica, RouteTable
 from llmgw.engines import registry
 from llmgw.engines.base import Engine
+from llmgw.parse.address import is_loopback
 from llmgw.relay.forward import target_lines
 from llmgw.relay.upstream import Target
+from llmgw.system import tls
 
 
 class Replica(Target):
@@ -19,8 +21,11 @@ class Replica(Target):
     __slots__ = ("routed", "lines", "secret", "engine", "breaker", "seed", "slots", "queue", "in_flight_then",
                  "kv_used", "gauges", "scraped_at", "answered_at", "busy_until", "draining")
 
-    def __init__(self, routed: RoutedReplica) -> None:
-        super().__init__(routed.host, routed.port)
+    def __init__(self, routed: RoutedReplica, context: Any = None) -> None:
+        # off loopback nothing is sent without TLS, whatever the table says
+        is_plain = not routed.tls_name and is_loopback(routed.host)
+        super().__init__(routed.host, routed.port, None if is_plain else context or tls.nobody_context(),
+                         routed.tls_name or routed.host)
         key = routed.key.reveal()
         self.lines = target_lines(routed.host, routed.port, key)
         self.secret = key.encode("latin-1")
@@ -67,12 +72,17 @@ class Table:
 
     def __init__(self, routed: RouteTable, before: Optional["Table"] = None) -> None:
         self.routed = routed
-        known = {replica.identity: replica for replica in before.replicas} if before is not None else {}
+        is_same_ca = before is not None and before.routed.ca == routed.ca
+        self.context = before.context if before is not None and is_same_ca else _context(routed.ca)
+        known: Dict[Tuple[object, ...], Replica] = {}
+        for replica in before.replicas if before is not None else ():
+            stays = is_same_ca or replica.context is None
+            known[replica.identity if stays else (replica.identity, "under another CA")] = replica
         self.replicas: List[Replica] = []
         self.models: Dict[str, Model] = {}        # by name and by alias
         self.listed: List[Model] = []
         for item in routed.models:
-            replicas = [self._replica(known, replica) for replica in item.replicas]
+            replicas = [self._replica(known, one) for one in item.replicas]
             model = Model(item, replicas)
             self.listed.append(model)
             for alias in item.aliases:
@@ -86,7 +96,7 @@ class Table:
     def _replica(self, known: Dict[Tuple[object, ...], Replica], routed: RoutedReplica) -> Replica:
         replica = known.pop(_identity(routed), None)
         if replica is None:
-            replica = Replica(routed)
+            replica = Replica(routed, self.context)
         else:
             replica.update(routed)
         self.replicas.append(replica)
@@ -94,7 +104,13 @@ class Table:
 
 
 def _identity(routed: RoutedReplica) -> Tuple[object, ...]:
-    return (routed.id, routed.incarnation, routed.host, routed.port, routed.key, routed.engine)
+    return (routed.id, routed.incarnation, routed.host, routed.port, routed.key, routed.engine,
+            routed.tls_name)
+
+
+def _context(ca: str) -> Any:
+    """Return what verifies gates; without a CA nobody is believed who says that he speaks TLS."""
+    return tls.client_context(ca) if ca else tls.nobody_context()
 
 
 def _engine(name: str) -> Optional[Engine]:

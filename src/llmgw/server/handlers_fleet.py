@@ -6,7 +6,7 @@ from typing import Any, List, Mapping
 from llmgw.api import paths, wire
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.engine import PYTHON_ENGINES, EngineWanted
-from llmgw.domain.errors import NotFound, ParseError
+from llmgw.domain.errors import Forbidden, NotFound, ParseError, Unauthorized
 from llmgw.domain.names import check_name
 from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.loop import Parts, Reconciler
@@ -42,11 +42,13 @@ class FleetHandlers:
         check_name(observed.identity.name, "node")
         if observed.identity.name != request.args["node"]:
             raise ParseError(f"a heartbeat of {observed.identity.name} was sent for {request.args['node']:.100}")
+        self._parts.admissions.check_node(request.caller, observed.identity.name)
         self._parts.nodes.hear(observed)
         answer = self._parts.nodes.answer(observed, self._parts.config.state.current.cluster, self._reconciler.epoch)
         return _record(wire.HEARTBEAT_ANSWER, answer)
 
     def log_tail(self, request: Request) -> Response:
+        self._parts.admissions.check_node(request.caller, request.args["node"])
         self._parts.nodes.take_log_tail(wire.LOG_TAIL.decode(request.json(), "log tail"))
         return Response(204)
 
@@ -73,7 +75,8 @@ class FleetHandlers:
         if request.caller.role == "admin":
             kept = locks.vouch(engine, platform, given.as_of, given.text)
         else:
-            kept = locks.propose(engine, platform, given.as_of, given.text, check_name(given.node, "node"))
+            self._parts.admissions.check_node(request.caller, check_name(given.node, "node"))
+            kept = locks.propose(engine, platform, given.as_of, given.text, given.node)
         self._parts.nodes.poke.set()
         return _record(wire.LOCK_VIEW, kept)
 
@@ -84,6 +87,8 @@ class FleetHandlers:
         after = int(request.number("after", 0, 1 << 53))
         wait = request.number("wait", 0, MOST_WAIT_SECONDS)
         table = self._parts.feed.after(after if "after" in request.query else -1, wait)
+        if not self._parts.admissions.is_in_force(request.caller):
+            raise Unauthorized("this token was revoked")
         return Response(304) if table is None else _record(wire.ROUTE_TABLE, table)
 
     def report(self, request: Request) -> Response:
@@ -91,6 +96,8 @@ class FleetHandlers:
         check_name(report.router, "router")
         if report.router != request.args["router"]:
             raise ParseError(f"a report of {report.router} was sent for {request.args['router']:.100}")
+        if request.caller.name not in ("", report.router):
+            raise Forbidden(f"this is the credential of {request.caller.name}, not of {report.router:.100}")
         self._parts.routers.hear(report)
         return Response(204)
 

@@ -19,6 +19,7 @@ from llmgw.domain.replica import Replica, ReplicaWish, ShardWanted
 from llmgw.domain.route import RoutedModel
 from llmgw.domain.secret import Secret
 from llmgw.server import records
+from llmgw.server.admissions import Admissions
 from llmgw.server.config import ConfigWatch
 from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.events import Events
@@ -67,6 +68,7 @@ class Parts:
     tokens: Tokens
     feed: RoutesFeed
     rows: records.Replicas
+    admissions: Admissions
 
 
 class Reconciler:
@@ -154,8 +156,9 @@ class Reconciler:
             rows = [row for _, row in parts.rows.all()]
             self._publish(rows, verdict)
         models = routes_table.routed_models(wanted, rows, states, traffic.answering, unplaced,
-                                            parts.feed.table)
-        parts.feed.publish(parts.config.state.current.cluster, self.epoch, models, parts.tokens.routed())
+                                            parts.feed.table, parts.admissions.gate_names())
+        parts.feed.publish(parts.config.state.current.cluster, self.epoch, models, parts.tokens.routed(),
+                           parts.admissions.fleet_ca())
         parts.routers.note_drains({row.id: row for row in rows}, parts.feed.table.revision)
         self.snapshot = Snapshot(parts.config.state.current, wanted, tuple(rows), states, unplaced, models,
                                  verdict.suspicion)

@@ -6,11 +6,15 @@ import logging
 import os
 import signal
 import threading
-from typing import List, Tuple
+from typing import Callable, List, Sequence, Tuple
 
 from llmgw import __version__
+from llmgw.domain.cluster import ClusterConfig
 from llmgw.domain.errors import UsageError
+from llmgw.parse.address import is_loopback
 from llmgw.server import page, records
+from llmgw.server.admissions import Admissions
+from llmgw.server.authority import CHECK_SECONDS, Authority, GivenTls
 from llmgw.server.config import ConfigFile, ConfigWatch, Loaded
 from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.engine_locks import EngineLocks
@@ -31,7 +35,7 @@ from llmgw.server.routes_feed import RoutesFeed
 from llmgw.server.sources import Sources, optional_part
 from llmgw.server.store_sqlite import SqliteStore
 from llmgw.server.tokens import Tokens
-from llmgw.system import data_dir, files, http_server, logs, loop, open_files
+from llmgw.system import data_dir, files, logs, loop, open_files
 from llmgw.system.clock import Clock
 from llmgw.system.http_server import HttpServer
 from llmgw.system.routes import Route, RouteTable
@@ -63,7 +67,6 @@ def run(argv: List[str], debug: bool = False) -> int:
     config = ConfigFile(options.config)
     loaded = config.load()
     host, port = _address(options.listen) if options.listen else (loaded.config.host, loaded.config.port)
-    http_server.check_loopback(host, port)
     stop = threading.Event()
     poke = threading.Event()
 
@@ -108,6 +111,10 @@ class Server:
         self._store = SqliteStore(folder)
         self._nodes = Nodes(self._store, clock, poke)
         events = self._events = Events(self._store, clock)
+        self._first_names, self._is_whole = loaded.config.names, False
+        authority = self._authority = _authority(folder, clock, loaded.config, self._names)
+        if loaded.config.tls_certificate or not is_loopback(host):
+            authority.open()
         mirror = Mirror(os.path.join(folder, "mirror"), self._store, clock)
         rows = records.Replicas(self._store)
         self._releases = optional_part("llmgw.server.releases", "Releases", mirror.folder)
@@ -120,11 +127,13 @@ class Server:
             engines=EngineAssets(mirror, self._releases, EngineLocks(self._store, clock, events, self._releases)),
             tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows,
             admissions=Admissions(self._store, self._authority, clock))
+        self._is_whole = True
         self._reconciler = Reconciler(parts)
         self._pulls = Pulls(self._store, mirror, self._hub)
         numbers = HttpNumbers()
         routes: List[Route] = [*page.routes(), *FleetHandlers(parts, self._reconciler, mirror).routes(),
-                               *JoinHandlers(parts, authority).routes(), *ViewHandlers(parts, self._reconciler, numbers).routes(),
+                               *JoinHandlers(parts, authority).routes(),
+                               *ViewHandlers(parts, self._reconciler, numbers).routes(),
                                *MirrorHandlers(parts, self._reconciler, mirror, self._pulls).routes(),
                                *AdminHandlers(parts, self._reconciler, folder).routes()]
         self.table = RouteTable(routes, parts.tokens.caller)
@@ -132,7 +141,7 @@ class Server:
                                                  context=authority.context)
 
     def _names(self) -> Sequence[str]:
-        return self.parts.config.state.current.names if hasattr(self, "parts") else ()
+        return self.parts.config.state.current.names if self._is_whole else self._first_names
 
     def _host_names(self) -> Sequence[str]:
         return self._authority.host_names if self._authority.context is not None else ()
@@ -147,8 +156,9 @@ class Server:
         turns = loop.start("reconcile", self._reconciler.turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
         self._reconciler.turned.wait(FIRST_TURN_SECONDS)   # an empty list means "has none": look before answering
         self._http.start()
+        loop.start("certificates", self._look_after_certificates, every=CHECK_SECONDS, stop=stop)
         files.write_json(data_dir.endpoint_file(self._folder), {
-            "url": self._http.url, "pid": os.getpid(),
+            "url": self._http.url, "pid": os.getpid(), "ca_file": self._authority.ca_file(),
             "admin_token_file": data_dir.token_file(self._folder, "admin")})
         log.info("serving url=%s version=%s epoch=%d data_dir=%s", self._http.url, __version__,
                  self._reconciler.epoch, self._folder)

@@ -150,11 +150,11 @@ class Nodes:
             raise TryAgain(f"node {name} was changed by somebody else just now")
         self.poke.set()
 
-    def forget(self, name: str) -> None:
-        """Forget a node that is gone for good; one that still speaks is refused."""
+    def forget(self, name: str, although_alive: bool = False) -> None:
+        """Forget a node that is gone for good; one that still speaks is refused, unless it may not speak any more."""
         with self._lock:
             heard = self._heard.get(name)
-            if heard is not None and not heard.observed.stopping and \
+            if not although_alive and heard is not None and not heard.observed.stopping and \
                     self._clock.monotonic() - heard.at < SUSPECT_SECONDS:
                 raise Conflict(f"node {name} is alive", hint="stop its agent first")
             if self._store.get(records.NODES + name) is None:

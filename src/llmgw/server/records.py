@@ -27,11 +27,12 @@ ARCHIVES = "archives/"        # ENGINE/VERSION/ASSET -> ENGINE_ARCHIVE
 LOCKS = "locks/"              # ENGINE/VERSION/PLATFORM -> LOCK_VIEW, of the newest date that was asked for
 LOCK_TEXTS = "lock-texts/"    # SHA256 -> {"text"}
 KEYS = "keys/"                # ID -> a user's key
-TOKENS = "tokens/"            # ID -> {"id", "role", "sha256", "first"}
+TOKENS = "tokens/"            # ID -> {"id", "role", "sha256", "first", …}: see admissions.py
 EVENTS = "events/"            # NUMBER -> EVENT_VIEW
 
 CLUSTER_CONFIG = Record(ClusterConfig, cluster=text, host=text, port=whole, engines=tuple_of(wire.ENGINE_WANTED),
-                        models=tuple_of(wire.MODEL_SPEC), warnings=texts)
+                        models=tuple_of(wire.MODEL_SPEC), warnings=texts, names=texts, tls_certificate=text,
+                        tls_key=text, tls_ca=text)
 
 
 class Cached:

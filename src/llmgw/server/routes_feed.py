@@ -32,9 +32,9 @@ class RoutesFeed:
         self._kept: object = None
 
     def publish(self, cluster: str, epoch: int, models: Tuple[RoutedModel, ...],
-                keys: Sequence[RoutedKey]) -> None:
+                keys: Sequence[RoutedKey], ca: str = "") -> None:
         """Make this the table; its revision grows when anything in it changed."""
-        made = routes_table.table(cluster, epoch, self.table.revision, models, keys)
+        made = routes_table.table(cluster, epoch, self.table.revision, models, keys, ca)
         if made == self.table and self._published:
             return
         revision = max(self.table.revision, epoch << EPOCH_BITS) + 1

@@ -14,7 +14,7 @@ import threading
 from typing import Any, Dict, List, Optional, Tuple
 
 from llmgw.api import wire
-from llmgw.domain.errors import NotFound, ParseError, StorageError
+from llmgw.domain.errors import NotFound, ParseError, StorageError, Unauthorized
 from llmgw.domain.names import check_name
 from llmgw.domain.route import RoutedKey
 from llmgw.domain.view import KeyView
@@ -27,6 +27,7 @@ from llmgw.system.routes import Caller
 
 ROLES = ("admin", "viewer", "node", "router")
 INFER = "infer"
+JOIN = "join"
 _TOKEN = re.compile(r"llmgw_([a-z]{1,16})_([A-Za-z0-9]{8})_([A-Za-z0-9_-]{43})")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _NOBODY = hashlib.sha256(b"").hexdigest()
@@ -85,9 +86,15 @@ class Tokens:
         entry = self._store.get((records.KEYS if role == INFER else records.TOKENS) + identity)
         row: Dict[str, Any] = entry.value if entry is not None else {}
         is_same = hmac.compare_digest(row.get("sha256", _NOBODY), sha256(token))
-        if not is_same or row.get("role", INFER) != role or row.get("revoked_at") is not None:
+        if not is_same or row.get("role", INFER) != role:
             return None
-        return Caller(role, identity)
+        if row.get("revoked_at") is not None:
+            if role == INFER:
+                return None
+            raise Unauthorized("this token was revoked", hint="ask an admin for another")
+        if row.get("expires_at") is not None and row["expires_at"] <= self._clock.wall():
+            raise Unauthorized("this token has expired", hint="ask an admin for another")
+        return Caller(role, identity, row.get("name", "") if row.get("tls_name") else "")
 
     # Users' keys.
 

@@ -59,6 +59,15 @@ def fsync_dir(path: str) -> None:
         os.close(handle)
 
 
+def fsync_file(path: str) -> None:
+    """Make the bytes of a file that another program wrote survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_atomic(path: str, data: bytes, mode: int = 0o600) -> None:
     """Replace ``path`` by ``data``, so that every reader and every crash sees the old or the new."""
     folder = os.path.dirname(path) or "."

@@ -14,6 +14,7 @@ from typing import Dict, List, Mapping, Optional
 from urllib.parse import urlsplit
 
 from llmgw.domain.errors import ConfigError, Unreachable
+from llmgw.system import tls
 
 MAX_BODY_BYTES = 64 << 20
 MAX_IDLE = 4                      # kept connections
@@ -62,20 +63,36 @@ class Stream:
         self.close()
 
 
-class HttpClient:
-    """Requests to one server, from any thread. Idle connections are kept; ``timeout`` covers a whole request."""
+class _TlsConnection(http.client.HTTPSConnection):
+    """Its certificate may be for another name than the one that is dialled."""
 
-    def __init__(self, url: str, *, ca_file: str = "", timeout: float = 10.0) -> None:
+    server_name = ""
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
+        self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
+
+
+class HttpClient:
+    """Requests to one server, from any thread. Idle connections are kept; ``timeout`` covers a whole request.
+
+    With https, ``ca_pem`` is all that is trusted (else what the machine trusts), and the certificate must be for
+    the host in the address, or for ``server_name``.
+    """
+
+    def __init__(self, url: str, *, ca_pem: str = "", server_name: str = "",
+                 context: Optional[ssl.SSLContext] = None, timeout: float = 10.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise ConfigError(f"not a server address: {url!r:.200}",
                               hint="write it as https://HOST:PORT")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._host, self._port = parts.hostname, parts.port
-        self._context = None
+        self._context: Optional[ssl.SSLContext] = None
+        self._server_name = server_name
         if parts.scheme == "https":
-            self._context = ssl.create_default_context(cafile=ca_file or None)
-            self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+            self._context = context or tls.client_context(ca_pem)
         self._timeout = timeout
         self._idle: List[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
@@ -137,8 +154,9 @@ class HttpClient:
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
         if self._context is not None:
-            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout,
-                                               context=self._context)
+            connection = _TlsConnection(self._host, self._port, timeout=timeout, context=self._context)
+            connection.server_name = self._server_name or self._host
+            return connection
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
     def _finish(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes,
@@ -191,6 +209,8 @@ def _unreachable(where: str, error: Exception) -> Unreachable:
         why = "connection refused"
     elif isinstance(error, ssl.SSLCertVerificationError):
         why = f"its certificate is not trusted: {error.verify_message}"
+    elif isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        why = "it does not speak TLS: is its address http://?"
     elif isinstance(error, socket.gaierror):
         why = "the name cannot be resolved"
     elif isinstance(error, http.client.IncompleteRead):

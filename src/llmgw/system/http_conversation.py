@@ -7,7 +7,7 @@ import time
 from typing import Dict, Iterable, Mapping, Optional, Protocol, Tuple
 
 from llmgw.domain.errors import ApiError, LlmgwError, ParseError, TooLarge
-from llmgw.system import http_head
+from llmgw.system import http_head, tls
 from llmgw.system.http_head import Head
 from llmgw.system.routes import Admitted, Request, Response, error_response, json_response
 
@@ -79,6 +79,8 @@ class Conversation:
                 if not data:
                     return None
                 self._buffer += data
+                if tls.is_handshake(self._buffer):
+                    raise ParseError("this port speaks plain HTTP, not TLS: use http://")
         except ParseError as error:
             self._server.count("", 400)
             self._send(error_response(error), keep=False, method="GET")
@@ -177,6 +179,7 @@ class Conversation:
         assert response.file is not None
         while count > 0:
             self._sock.settimeout(WRITE_SECONDS)
+            response.file.seek(first)                     # over TLS it is read, from where it stands
             sent = self._sock.sendfile(response.file, first, min(count, PIECE_BYTES))
             if not sent:
                 raise Gone()                              # the file shrank; the length was promised

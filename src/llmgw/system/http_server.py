@@ -8,14 +8,17 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+import ssl
 import threading
 import time
 from typing import Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
 from llmgw.domain.errors import ApiError, ConfigError, Forbidden
+from llmgw.parse.address import is_loopback
+from llmgw.system import tls
 from llmgw.system.http_conversation import Conversation, Gone
 from llmgw.system.http_head import Head
-from llmgw.system.ports import cannot_listen
+from llmgw.system.ports import cannot_listen, listening
 from llmgw.system.routes import Admitted, RouteTable
 
 log = logging.getLogger(__name__)
@@ -23,30 +26,22 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 4096
 STACK_BYTES = 256 << 10
 BACKLOG = 512
-
-
-def check_loopback(host: str, port: int) -> None:
-    """Refuse an address that other machines can reach: there is no TLS yet."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
-        raise ConfigError(
-            f"refusing to listen on {host}:{port}: off loopback llmgw listens with TLS only, "
-            "and this version has none yet",
-            hint=f"listen on 127.0.0.1:{port}, and reach it through an ssh tunnel")
+MAX_HANDSHAKES = 64           # unfinished ones, of one address
 
 
 class HttpServer:
     """Listens from the start on; ``serve`` answers until ``stop``. Port 0 picks a free one."""
 
     def __init__(self, host: str, port: int, table: RouteTable, *,
-                 allowed_hosts: Iterable[str] = (), max_connections: int = MAX_CONNECTIONS) -> None:
-        check_loopback(host, port)
+                 allowed_hosts: Iterable[str] = (), max_connections: int = MAX_CONNECTIONS,
+                 context: Optional[ssl.SSLContext] = None) -> None:
+        if context is None and not is_loopback(host):
+            raise ConfigError(f"refusing to listen on {host}:{port}: off loopback llmgw listens with TLS only")
         self._table = table
         self._max = max_connections
-        self._hosts: FrozenSet[str] = frozenset({"localhost", host.lower(), *map(str.lower, allowed_hosts)})
+        self._context = context
+        self._shaking: Dict[str, int] = {}               # address: handshakes that are not over
+        self.allow_hosts(allowed_hosts, host)
         self._listener = _listen(host, port)
         self.host, self.port = host, int(self._listener.getsockname()[1])
         self._stopping = threading.Event()
@@ -58,7 +53,14 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        """Return where this machine reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+        scheme = "http" if self._context is None else "https"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+
+    def allow_hosts(self, names: Iterable[str], host: str = "") -> None:
+        """Answer to these names, besides localhost and every address."""
+        self._hosts: FrozenSet[str] = frozenset({"localhost", (host or self.host).lower(), *map(str.lower, names)})
 
     @property
     def connections(self) -> int:
@@ -89,34 +91,56 @@ class HttpServer:
     def _accept(self) -> None:
         while not self._stopping.is_set():
             try:
-                sock, _ = self._listener.accept()
+                sock, peer = self._listener.accept()
             except OSError as error:
                 if self._stopping.is_set():
                     return
                 log.warning("cannot accept a connection: %s", error.strerror or error)
                 self._stopping.wait(0.1)                   # EMFILE: others may close theirs
                 continue
+            address = str(peer[0])
             with self._lock:
                 full = self._open >= self._max
-                self._open += not full
-            if full or not self._hand_over(sock):
+                crowd = self._context is not None and self._shaking.get(address, 0) >= MAX_HANDSHAKES
+                if not full and not crowd:
+                    self._open += 1
+                    self._shaking[address] = self._shaking.get(address, 0) + 1
+            if crowd:
+                sock.close()                               # it comes again, or was up to no good
+            elif full or not self._hand_over(sock, address):
                 _refuse_full(sock)
 
-    def _hand_over(self, sock: socket.socket) -> bool:
+    def _hand_over(self, sock: socket.socket, address: str) -> bool:
         previous = threading.stack_size(STACK_BYTES)
         try:
-            threading.Thread(target=self._connection, args=(sock,), name="http", daemon=True).start()
+            threading.Thread(target=self._connection, args=(sock, address), name="http", daemon=True).start()
             return True
         except RuntimeError:                               # no more threads
+            self._greeted(address)
             with self._lock:
                 self._open -= 1
             return False
         finally:
             threading.stack_size(previous)
 
-    def _connection(self, sock: socket.socket) -> None:
+    def _greeted(self, address: str) -> None:
+        """Note that a connection's beginning is over, well or badly."""
+        with self._lock:
+            left = self._shaking.pop(address, 1) - 1
+            if left > 0:
+                self._shaking[address] = left
+
+    def _connection(self, sock: socket.socket, address: str) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)   # else 44 ms per answer
+            try:
+                if self._context is not None:
+                    sock = tls.accept(sock, self._context)
+            except tls.NotTls:
+                _say_https(sock)
+                return
+            finally:
+                self._greeted(address)
             Conversation(self, sock).run()
         except (Gone, OSError):
             pass
@@ -157,15 +181,9 @@ class HttpServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-        return sock
+        return listening(host, port, BACKLOG)
     except (OSError, OverflowError) as error:
-        sock.close()
         raise cannot_listen("the server", host, port, error,
                             "stop it, or choose another port with --listen HOST:PORT") from error
 
@@ -187,6 +205,19 @@ def _refuse_full(sock: socket.socket) -> None:
     except OSError:
         pass
     sock.close()
+
+
+def _say_https(sock: socket.socket) -> None:
+    body = b"this port speaks TLS: use https://\n"
+    try:
+        sock.settimeout(1.0)
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+                     b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 16):                          # or closing would reset what was said
+            pass
+    except OSError:
+        pass
 
 
 def _shut(sock: socket.socket) -> None:

@@ -8,12 +8,13 @@ import threading
 import time
 from typing import Dict
 
-_SECRETS = re.compile(r"(llmgw_[a-z]+_[A-Za-z0-9]{8}_|Bearer |api_key=)[A-Za-z0-9._~+/=-]{8,}")
+_SECRETS = re.compile(r"(llmgw_[a-z]+_[A-Za-z0-9]{8}_|Bearer |api_key=)[A-Za-z0-9._~+/=-]{8,}"
+                      r"|(llmgw1\.)[A-Za-z0-9._-]{8,}")
 
 
 def redact(line: str) -> str:
     """Return ``line`` with everything that looks like a token replaced."""
-    return _SECRETS.sub(r"\1***", line)
+    return _SECRETS.sub(lambda found: (found.group(1) or found.group(2)) + "***", line)
 
 
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")

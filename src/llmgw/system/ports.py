@@ -18,6 +18,19 @@ def cannot_listen(who: str, host: str, port: int, error: Exception, hint: str) -
                        hint="is it an address of this machine?")
 
 
+def listening(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens there; OSError or OverflowError when it cannot."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(backlog)
+        return sock
+    except (OSError, OverflowError):
+        sock.close()
+        raise
+
+
 def is_free(host: str, port: int) -> bool:
     """Say whether a server could listen there now."""
     with socket.socket() as probe:

@@ -27,6 +27,7 @@ class Caller:
 
     role: str
     id: str = ""
+    name: str = ""            # of the node or router that the token is bound to
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,16 @@ def test_a_fresh_machine_is_told_what_each_engine_would_need(doctor, tmp_path):
 
 
 @pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="this machine has a GPU")
+def test_exactly_what_this_machine_lacks_is_named(doctor):
+    known = subprocess.run(["ldconfig", "-p"], env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True,
+                           check=True).stdout
+    lacking = [name for name in ("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1") if name not in known]
+    done = doctor("--json")
+    assert list(missing(done)) == (["libraries"] if lacking else []) and done.returncode == (3 if lacking else 0), done.stdout
+    assert all(name in missing(done)["libraries"] for name in lacking)
+
+
+@pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="this machine has a GPU")
 def test_a_skipped_engine_is_not_missing(doctor):
     done = doctor("vllm", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["engines"][0]["skipped"] == "no GPU that it could use"

@@ -91,12 +91,12 @@ GAUGES = Record(route.Gauges, running=optional(number), waiting=optional(number)
 ROUTER_REPORT = Record(route.RouterReport, router=text, table_revision=whole, replicas=map_of(GAUGES),
                        answering=texts)
 
-GATE_ENTRY = Record(gate.GateEntry, replica=text, key_sha256=text, engine=text, port=whole,
 JOIN_REQUEST = Record(join.JoinRequest, name=text, machine=text, names=texts)
 JOIN_ANSWER = Record(join.JoinAnswer, role=text, name=text, token=secret, fleet_ca=text, certificate=text, key=secret,
                      renew_at=number, ends_at=number, tls_name=text)
 RENEWED = Record(join.Renewed, certificate=text, key=secret, renew_at=number, ends_at=number, fleet_ca=text)
 
+GATE_ENTRY = Record(gate.GateEntry, replica=text, key_sha256=text, engine=text, port=whole,
                     incarnation=whole)
 GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY), certificate=text)
 

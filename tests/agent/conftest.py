@@ -16,6 +16,7 @@ import pytest
 
 from llmgw.agent.keep_gate import MARKER as GATE_MARKER
 from llmgw.agent.shard_row import OWNER
+from llmgw.domain.model import CHUNK_BYTES
 from llmgw.domain.replica import ShardState
 from llmgw.system import proc, spawn
 from llmgw.system.ports import is_free
@@ -155,3 +156,11 @@ def served(seeded, node, plane, llama_archive, gemma, gemma_weights):
     node.start()
     node.ready()
     return shard
+
+
+@pytest.fixture
+def gguf_weights(tmp_path):
+    """(path, weights) of a file of three chunks that is no model of any use."""
+    path = tmp_path / "three.gguf"
+    path.write_bytes(os.urandom(2 * CHUNK_BYTES + 5000))
+    return path, weights_of(path, "three")

@@ -31,6 +31,20 @@ def test_the_longest_unused_go_first_and_only_as_many_as_needed():
     assert [item.name for item in result.remove] == ["y"]
 
 
+def test_what_nobody_wanted_for_a_day_goes_though_there_is_room():
+    day = 24 * 3600.0
+    result = plan([], [held("old", used_at=1.0), held("new", used_at=day), held("runs", used_at=0.0)],
+                  free_bytes=10 ** 6, reserve_bytes=0, now=day + 2, in_use=frozenset({"f-runs"}))
+    assert [item.name for item in result.remove] == ["old"]
+    assert plan([weights("a")], [held("old", used_at=1.0)], free_bytes=10 ** 6, reserve_bytes=0, now=day).remove == ()
+
+
+def test_what_still_runs_stays_however_short_the_room():
+    result = plan([weights("a", 500)], [held("runs", 400), held("idle", 100)], free_bytes=0, reserve_bytes=0,
+                  in_use=frozenset({"f-runs"}))
+    assert [item.name for item in result.remove] == ["idle"]
+
+
 @given(st.lists(st.sampled_from("abcde"), unique=True), st.lists(st.sampled_from("abcde"), unique=True),
        st.integers(0, 500))
 def test_what_is_wanted_is_never_removed(wanted, here, free):

@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, Optional
 from urllib.parse import unquote, urlsplit
 
 from llmgw.api import wire
+from llmgw.domain import digest
 from llmgw.domain.engine import Asset, EngineWanted
 from llmgw.domain.heartbeat import HeartbeatAnswer, LogTail, NodeDesired, NodeObserved, NodeRequest
 from llmgw.domain.model import CHUNK_BYTES, ModelSpec, Weights, WeightsFile
@@ -34,8 +35,8 @@ def weights_of(path, name="tiny", context_train=2048) -> Weights:
     chunks = tuple(hashlib.sha256(data[at:at + CHUNK_BYTES]).hexdigest()
                    for at in range(0, len(data), CHUNK_BYTES))
     file = WeightsFile(f"{name}.gguf", len(data), hashlib.sha256(data).hexdigest(), chunks)
-    fingerprint = hashlib.sha256(f"{name} {file.sha256}".encode()).hexdigest()
-    return Weights(name, fingerprint, (file,), context_train=context_train)
+    mark = digest.fingerprint([(file.name, file.size_bytes, file.sha256)])
+    return Weights(name, mark, (file,), context_train=context_train)
 
 
 def shard_of(weights, shard_id="r1.0", name="gemma", version="b10991", **model) -> ShardWanted:

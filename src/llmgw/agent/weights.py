@@ -6,13 +6,15 @@ import logging
 import os
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
+from llmgw.agent import fetch
 from llmgw.agent.board import Board
+from llmgw.agent.fetch import Fetcher
 from llmgw.agent.layout import Layout
-from llmgw.api import paths, wire
-from llmgw.api.client import ControlClient
+from llmgw.api import wire
 from llmgw.decide import weights as decide
+from llmgw.domain.digest import fingerprint
 from llmgw.domain.errors import DiskFull, LlmgwError, ParseError
 from llmgw.domain.model import Weights, WeightsFile, WeightsObserved, WeightsPhase
 from llmgw.domain.replica import ShardState
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 MARKER = ".complete.json"
 EVERY_SECONDS = 5.0
 RETRY_SECONDS = (2.0, 5.0, 15.0, 60.0)
-REPORT_SECONDS = 1.0
+USED_SECONDS = 600.0              # between two marks that weights are still wanted
 DISK_FAILURES = 3                 # as many failures a full disk counts as, at most: tried again within 15 s
 RECHECK_SECONDS = 600.0           # between two looks at the bytes of weights that no engine can load
 
@@ -32,12 +34,15 @@ RECHECK_SECONDS = 600.0           # between two looks at the bytes of weights th
 class WeightsKeeper:
     """One thread; the only writer of ``models/`` and ``blobs/`` but for engine archives."""
 
-    def __init__(self, client: ControlClient, board: Board, layout: Layout, stop: threading.Event) -> None:
-        self._client, self._board, self._layout, self._stop = client, board, layout, stop
+    def __init__(self, fetcher: Fetcher, board: Board, layout: Layout, stop: threading.Event) -> None:
+        self._board, self._layout, self._stop = board, layout, stop
         self._failed: Dict[str, Tuple[int, float]] = {}      # fingerprint -> (failures, when)
         self._manifests: Dict[str, Tuple[int, Optional[Weights]]] = {}
         self._checked: Dict[str, float] = {}                 # fingerprint -> when its bytes were read again
+        self._damaged: Dict[str, List[int]] = {}             # sha256 -> chunks that have changed on the disk
+        self._runs: Dict[str, str] = {}                      # shard -> fingerprint
         self._said = Said()
+        self._fetcher = fetcher
         self.poke = threading.Event()
 
     def recall(self) -> None:
@@ -61,16 +66,18 @@ class WeightsKeeper:
                     files.remove(os.path.join(folder, name))
 
     def turn(self) -> Optional[float]:
-        """Fetch what is wanted and not here; remove what nobody wants when room is short."""
+        """Fetch what is wanted and not here; remove what nobody wants when room is short, or for a day."""
         desired = self._board.desired
         if desired is None:
             return None
         wanted = list({shard.weights.fingerprint: shard.weights for shard in desired.node.shards}.values())
-        held = [item for item in self._held() if _phase(self._layout, item) is WeightsPhase.WHOLE]
-        held = [item for item in held if not self._has_rotted(item)]
+        self._runs.update({shard.id: shard.weights.fingerprint for shard in desired.node.shards})
+        held = self.held()
+        for item in held:
+            self._look_after(item)
         free, total = files.free_bytes(self._layout.root), self._board.facts.disk_total_bytes
-        plan = decide.plan(wanted, [_as_held(self._layout, item) for item in held],
-                           free_bytes=free, reserve_bytes=decide.reserve(total))
+        plan = decide.plan(wanted, [_as_held(self._layout, item) for item in held], free_bytes=free,
+                           reserve_bytes=decide.reserve(total), now=time.time(), in_use=self._in_use())
         for old in plan.remove:
             self._remove(old.name, old.fingerprint)
         for weights in wanted:
@@ -79,21 +86,53 @@ class WeightsKeeper:
         waits = [self._fetch_or_wait(weights, decide.reserve(total)) for weights in plan.fetch]
         return min(waits + [EVERY_SECONDS])
 
-    def _has_rotted(self, weights: Weights) -> bool:
-        """Read the files again when a shard of them cannot start; remove one that is not what it was."""
+    def _in_use(self) -> FrozenSet[str]:
+        """Return the fingerprints of what runs here, wanted or not."""
+        running = {seen.id for seen in self._board.shards() if seen.state is not ShardState.STOPPED}
+        self._runs = {shard: mark for shard, mark in self._runs.items() if shard in running}
+        return frozenset(self._runs.values())
+
+    def _look_after(self, weights: Weights) -> None:
+        """Read the files again when a shard of them cannot start, and repair them when they are not what they were."""
         now = time.monotonic()
-        if weights.fingerprint not in self._suspects() or \
-                now - self._checked.get(weights.fingerprint, -RECHECK_SECONDS) < RECHECK_SECONDS:
-            return False
-        self._checked[weights.fingerprint] = now
-        for file in weights.files:
-            wrong = download.damage(self._layout.blob(file.sha256), file.size_bytes, file.chunks, file.sha256)
-            if wrong:
-                log.warning("weights damaged on this disk name=%s, fetched again: %s", weights.name, wrong)
-                files.remove(self._layout.blob(file.sha256))
-                self._put(weights, WeightsPhase.DAMAGED, 0, f"damaged on this disk, fetched again: {wrong}")
-                return True
-        return False
+        if weights.fingerprint in self._suspects() and \
+                now - self._checked.get(weights.fingerprint, -RECHECK_SECONDS) >= RECHECK_SECONDS:
+            self._checked[weights.fingerprint] = now
+            for file in weights.files:
+                self.report_damage(file.sha256, self._fetcher.damage(file))
+        found = [(file, bad) for file in weights.files for bad in [self._damaged.get(file.sha256)] if bad]
+        if found:
+            self._repair(weights, found)
+
+    def held(self) -> List[Weights]:
+        """Return what lies here whole; for other threads to look at."""
+        return [item for item in self._held() if _phase(self._layout, item) is WeightsPhase.WHOLE]
+
+    def report_damage(self, digest: str, bad: Sequence[int]) -> None:
+        """Note which chunks of a blob have changed; the keeper's own thread repairs them."""
+        if bad:
+            self._damaged[digest] = list(bad)
+            self.poke.set()
+
+    def _repair(self, weights: Weights, found: Sequence[Tuple[WeightsFile, Sequence[int]]]) -> None:
+        wait = self._wait_after_failure(weights.fingerprint)
+        if wait > 0:
+            return
+        said = fetch.describe_damage(found)
+        log.warning("weights damaged name=%s: %s", weights.name, said)
+        self._put(weights, WeightsPhase.DAMAGED, 0, f"{said}; they are being fetched again")
+        try:
+            for file, bad in found:
+                self._fetcher.repair(file, bad, lambda done: None, self._stop.is_set)
+                self._damaged.pop(file.sha256, None)
+        except download.Stopped:
+            return
+        except LlmgwError as error:
+            self._note_failure(weights, error, WeightsPhase.DAMAGED, f"{said}, and cannot be fetched again yet: ")
+            return
+        self._failed.pop(weights.fingerprint, None)
+        log.info("weights repaired name=%s: %s", weights.name, said)
+        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes, f"{said}, and were fetched again")
 
     def _suspects(self) -> Set[str]:
         desired = self._board.desired
@@ -103,78 +142,62 @@ class WeightsKeeper:
     def _use(self, weights: Weights) -> None:
         """Mark as used now, so that what is wanted longest ago is removed first."""
         seen = self._board.weights((weights.name, weights.fingerprint))
-        if seen is None or seen.phase is not WeightsPhase.WHOLE:
+        is_news = seen is None or seen.phase not in (WeightsPhase.WHOLE, WeightsPhase.DAMAGED)
+        if is_news:
             self._put(weights, WeightsPhase.WHOLE, weights.size_bytes)
-            os.utime(os.path.join(self._layout.weights(weights.name, weights.fingerprint), MARKER))
+        marker = os.path.join(self._layout.weights(weights.name, weights.fingerprint), MARKER)
+        if is_news or abs(time.time() - os.path.getmtime(marker)) >= USED_SECONDS:
+            os.utime(marker)
+
+    def _wait_after_failure(self, fingerprint: str) -> float:
+        failures, at = self._failed.get(fingerprint, (0, 0.0))
+        return at + RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1] - time.monotonic() if failures else 0.0
 
     def _fetch_or_wait(self, weights: Weights, reserve: int) -> float:
-        failures, at = self._failed.get(weights.fingerprint, (0, 0.0))
-        if failures:
-            wait = at + RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1] - time.monotonic()
-            if wait > 0:
-                return wait
-        if not failures:
+        wait = self._wait_after_failure(weights.fingerprint)
+        if wait > 0:
+            return wait
+        if weights.fingerprint not in self._failed:
             log.info("fetching weights name=%s files=%d bytes=%d", weights.name, len(weights.files),
                      weights.size_bytes)
         try:
             self._fetch(weights, reserve)
-            self._failed.pop(weights.fingerprint, None)
-            self._said.is_over(weights.fingerprint)
         except download.Stopped:
             return 0.0
         except LlmgwError as error:
-            if self._said.is_new(weights.fingerprint, error.message):
-                log.warning("weights not fetched name=%s reason=%s: %s", weights.name, error.reason, error.message)
-            most = DISK_FAILURES if isinstance(error, DiskFull) else len(RETRY_SECONDS)
-            self._failed[weights.fingerprint] = (min(failures + 1, most), time.monotonic())
-            self._put(weights, WeightsPhase.FAILED, 0,
-                      error.message + (f"; {error.hint}" if error.hint else ""))
+            self._note_failure(weights, error, WeightsPhase.FAILED)
             return RETRY_SECONDS[0]
+        self._failed.pop(weights.fingerprint, None)
+        self._said.is_over(weights.fingerprint)
         return EVERY_SECONDS
 
-    def _fetch(self, weights: Weights, reserve: int) -> None:
-        done = 0
-        for file in weights.files:
-            self._fetch_file(weights, file, done, reserve)
-            done += file.size_bytes
-            failpoint.reach("weights-after-blob")
-        self._complete(weights)
-        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes)
-        log.info("weights whole name=%s fingerprint=%.12s", weights.name, weights.fingerprint)
+    def _note_failure(self, weights: Weights, error: LlmgwError, phase: WeightsPhase, before: str = "") -> None:
+        if self._said.is_new(weights.fingerprint, error.message):
+            log.warning("weights not fetched name=%s reason=%s: %s", weights.name, error.reason, error.message)
+        most = DISK_FAILURES if isinstance(error, DiskFull) else len(RETRY_SECONDS)
+        failures, _ = self._failed.get(weights.fingerprint, (0, 0.0))
+        self._failed[weights.fingerprint] = (min(failures + 1, most), time.monotonic())
+        self._put(weights, phase, 0, before + error.message + (f"; {error.hint}" if error.hint else ""))
 
-    def _fetch_file(self, weights: Weights, file: WeightsFile, before: int, reserve: int) -> None:
-        target = self._layout.blob(file.sha256)
-        report = self._reporter(weights, before)
-        report(0)
-        if os.path.exists(target):
-            wrong = download.damage(target, file.size_bytes, file.chunks, file.sha256)
-            if not wrong:
-                return
-            log.warning("%s: fetched again", wrong)
-            files.remove(target)
-        path = paths.fill(paths.BLOB, digest=file.sha256)
-        download.fetch(lambda offset: self._client.stream(path, headers={"Range": f"bytes={offset}-"}),
-                       target, sha256=file.sha256, size=file.size_bytes, chunks=file.chunks,
-                       partial=self._layout.partial(file.sha256), reserve_bytes=reserve, progress=report,
-                       stopping=lambda: self._stop.is_set() or not self._is_wanted(weights))
+    def _fetch(self, weights: Weights, reserve: int) -> None:
+        said = self._fetcher.fetch(weights, reserve_bytes=reserve, report=self._reporter(weights),
+                                   stopping=lambda: self._stop.is_set() or not self._is_wanted(weights))
+        self._complete(weights)
+        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes, said)
+        log.info("weights whole name=%s fingerprint=%.12s", weights.name, weights.fingerprint)
 
     def _is_wanted(self, weights: Weights) -> bool:
         desired = self._board.desired
         return desired is None or any(shard.weights.fingerprint == weights.fingerprint
                                       for shard in desired.node.shards)
 
-    def _reporter(self, weights: Weights, before: int) -> Callable[[int], None]:
-        last = [0.0]
+    def _reporter(self, weights: Weights) -> fetch.Report:
         total = weights.size_bytes
 
-        def report(count: int) -> None:
-            now = time.monotonic()
-            if now - last[0] >= REPORT_SECONDS:
-                last[0] = now
-                done = before + count
-                share = 100 * done // total if total else 100
-                self._put(weights, WeightsPhase.FETCHING, done,
-                          f"fetching weights: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {share} %")
+        def report(done: int, speed: int) -> None:
+            share = 100 * done // total if total else 100
+            self._put(weights, WeightsPhase.FETCHING, done,
+                      f"fetching weights: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {share} %", speed)
         return report
 
     def _complete(self, weights: Weights) -> None:
@@ -221,18 +244,26 @@ class WeightsKeeper:
             if file.sha256 not in kept:
                 files.remove(self._layout.blob(file.sha256))
         self._board.drop_weights((name, fingerprint))
-        log.info("weights removed to make room name=%s", name)
+        log.info("weights removed, nobody wants them any more name=%s", name)
 
-    def _put(self, weights: Weights, phase: WeightsPhase, done: int, message: str = "") -> None:
+    def _put(self, weights: Weights, phase: WeightsPhase, done: int, message: str = "", speed: int = 0) -> None:
         self._board.put_weights(WeightsObserved(weights.name, weights.fingerprint, phase, done,
-                                                weights.size_bytes, message))
+                                                weights.size_bytes, message, speed))
 
 
 def read_marker(folder: str) -> Optional[Weights]:
-    """Return the manifest of a complete folder, None where the marker is absent or unreadable."""
+    """Return the manifest of a complete folder, None where the marker is absent, unreadable or of other files.
+
+    What the node reports as its fingerprint is the digest of this manifest: computed here, by the keeper's
+    thread, when a marker changed; a heartbeat only copies it.
+    """
     try:
         data = files.read_bytes(os.path.join(folder, MARKER))
-        return wire.WEIGHTS.decode(json.loads(data)) if data else None
+        found = wire.WEIGHTS.decode(json.loads(data)) if data else None
+        if found is not None and found.fingerprint != fingerprint(
+                (file.name, file.size_bytes, file.sha256) for file in found.files):
+            return None
+        return found
     except (ValueError, LlmgwError):
         return None
 

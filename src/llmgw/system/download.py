@@ -177,10 +177,10 @@ class _Fetch:
             self._source_at = 0
             self._skip(at)                    # no Range there: it starts at 0, and so does reading
             return
-        match = _RANGE.fullmatch(source.headers.get("content-range", ""))
-        if source.status != 206 or match is None:
+        found = content_range(source)
+        if source.status != 206 or found is None:
             raise DownloadFailed(f"asked for bytes from {at}, got status {source.status} without a range")
-        first, _, total = (int(text) for text in match.groups())
+        first, _, total = found
         if first != at or total != self._size:
             raise DownloadFailed(f"asked for bytes from {at} of {self._size}, "
                                  f"got bytes from {first} of {total}")
@@ -226,6 +226,12 @@ class _Fetch:
     def close(self) -> None:
         self._close_source()
         os.close(self._file)
+
+
+def content_range(source: Source) -> Optional[Tuple[int, int, int]]:
+    """Return (first, last, total) of a partial answer, None when it says nothing of the kind."""
+    match = _RANGE.fullmatch(source.headers.get("content-range", ""))
+    return (int(match.group(1)), int(match.group(2)), int(match.group(3))) if match else None
 
 
 def _digest(data: bytes, needed: bool) -> Tuple[bytes, str]:

@@ -41,12 +41,12 @@ STEPS = ("tools-before-rename", "tools-python-unpacked", "python-made", "python-
 class Agent:
     """One node's data folder, and the agent processes that work on it."""
 
-    def __init__(self, name, folder, url, token, index, port):
+    def __init__(self, name, folder, url, token, index, github, port):
         self.name, self.data, self.port = name, folder / name, port
         self._log = folder / f"{name}.log"
         self._words = ["--server", url, "--token-file", token, "--node", name, "--data-dir", str(self.data),
                        "--gate-port", str(port), "--engine-ports", str(port + 1)]
-        self._env = {**os.environ, "LLMGW_REHEARSE_NVIDIA_PATH": str(folder / "smi"), "UV_DEFAULT_INDEX": index, "UV_HTTP_RETRIES": "0"}
+        self._env = {**os.environ, "LLMGW_REHEARSE_NVIDIA_PATH": str(folder / "smi"), "UV_DEFAULT_INDEX": index, "UV_HTTP_RETRIES": "0", "LLMGW_GITHUB_API": github}
 
     def start(self, **env):
         with open(self._log, "ab") as log:
@@ -90,7 +90,13 @@ def lonely_site(tmp_path, uv_archive, python_archive):
     yield from _site(tmp_path, uv_archive, python_archive, away=True)
 
 
-def _site(tmp_path, uv_archive, python_archive, away=False):
+@pytest.fixture
+def cut_off_site(tmp_path, uv_archive, python_archive):
+    """The same where only the control plane does not reach GitHub."""
+    yield from _site(tmp_path, uv_archive, python_archive, server_away=True)
+
+
+def _site(tmp_path, uv_archive, python_archive, away=False, server_away=False):
     if shutil.disk_usage(tmp_path).free < 26 * 10**9:
         pytest.skip("vLLM asks for 25 GB of free disk, and there are less")
     version, build = python_archive
@@ -98,14 +104,15 @@ def _site(tmp_path, uv_archive, python_archive, away=False):
     with FakeGithub({"0.13.9": {uv_archive.name: uv_archive.path.read_bytes()},
                      version.partition("+")[2]: {build.name: build.path.read_bytes()}}) as github, PackageIndex() as index:
         tiny_vllm(index)
-        server = RunningServer(tmp_path, CONFIG % version).start(LLMGW_GITHUB_API=AWAY if away else github.url)
+        github_url = AWAY if away else github.url
+        server = RunningServer(tmp_path, CONFIG % version).start(LLMGW_GITHUB_API=AWAY if away or server_away else github.url)
         admin = ControlClient([server.url], Secret((server.data / "tokens" / "admin").read_text().strip()))
         agents = []
 
         def node(name):
             port = next(first for first in range(23000 + os.getpid() % 900 * 10, 60000, 10) if is_free("127.0.0.1", first))
             agents.append(Agent(name, tmp_path, server.url, str(server.data / "tokens" / "node"),
-                                f"{AWAY}/simple" if away else index.url, port + len(agents) * 10))
+                                f"{AWAY}/simple" if away else index.url, github_url, port + len(agents) * 10))
             return agents[-1]
 
         def engine(name):
@@ -170,12 +177,19 @@ def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_an
     until(lambda: not agent.gigabytes(), "what only an install needs is removed", 60)
 
 
+def test_stand_in_a_node_asks_github_for_uv_and_python_only_when_the_control_plane_cannot(cut_off_site):
+    agent = cut_off_site.node("n1").start()
+    until(lambda: cut_off_site.engine("n1").get("usable"), "n1 installs", 240)
+    assert agent.runs() and cut_off_site.github.downloads("uv-x86_64-unknown-linux-musl.tar.gz") == 1
+
+
 def test_stand_in_a_node_without_any_internet_installs_what_was_pulled_into_the_mirror(lonely_site, tmp_path):
     """A third machine reaches GitHub, index and control plane; it has a list of packages from elsewhere."""
     site = lonely_site
     agent = site.node("n1").start()
-    until(lambda: "waits for uv 0.13.9: the files of uv 0.13.9 are not known" in site.engine("n1").get("message", ""), "n1 waits", 240)
-    assert "mirror import-engine uv-x86_64" in site.engine("n1")["hint"]
+    said = until(lambda: "this node itself: " in site.engine("n1").get("message", "") and site.engine("n1"), "n1 waits", 240)
+    assert said["message"].startswith("the control plane: the files of uv 0.13.9 are not known: ")
+    assert "mirror pull-engine vllm, or import-engine uv-x86_64" in said["hint"]
     agent.close()
     packages = tmp_path / "packages.txt"
     packages.write_text("".join(

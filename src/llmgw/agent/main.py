@@ -90,10 +90,11 @@ class Agent:
         os.umask(0o022 if user.is_other else 0o077)
         processes, self._processes = Processes(user.run_as), Processes(user.or_ourselves)
         prover = Prover(processes, layout.packages_log, config.install_packages, lambda: self._board.facts)
+        outside = Outside(config.http_proxy or "")
         python = PythonInstaller(client, layout, processes,
                                  PythonNeeds(layout, lambda: self._board.facts, config.install_packages), config.node,
-                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set, user=user)
-        archives = Installer(client, layout, prover, stop.is_set, Outside(config.http_proxy or ""))
+                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set, user=user, outside=outside)
+        archives = Installer(client, layout, prover, stop.is_set, outside)
         self._engines = EngineKeeper(archives, python, self._board, layout, clock,
                                      config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
                                          processes, layout, lambda: bool(self._board.facts.gpus), user.run_as))

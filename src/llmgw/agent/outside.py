@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Dict, Tuple
 
-from llmgw.domain.engine import Asset, EngineWanted
-from llmgw.domain.errors import ApiError, DownloadFailed, LlmgwError, NotFound
+from llmgw.domain.engine import Asset, EngineWanted, Tool
+from llmgw.domain.errors import ApiError, DownloadFailed, LlmgwError, NotFound, TryAgain
 from llmgw.engines import recipes
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Release
@@ -14,6 +14,7 @@ from llmgw.system.github import Github
 
 # What the control plane answers when it is the internet that fails it, and not the file or the question.
 CANNOT = ("Unreachable", "DownloadFailed", "RateLimited", "WebPage")
+Opener = Callable[[int], Source]      # opens a file at an offset
 BY_HAND = "a machine with internet can bring it: llmgw.pyz ctl mirror import-engine ARCHIVE --sha256 HEX"
 
 
@@ -34,7 +35,26 @@ class Outside:
         except LlmgwError as error:
             raise _neither(item.assets_problem, error) from error
 
-    def opener(self, name: str, version: str, asset: Asset, refused: ApiError) -> Callable[[int], Source]:
+    def listed_tool(self, tool: Tool) -> Tool:
+        """The same for what environments are made with."""
+        asked = EngineWanted(tool.name, tool.version, assets_problem=tool.problem)
+        return replace(tool, assets=self.listed(asked).assets)
+
+    def bring(self, fetch: Callable[[Opener], None], at_server: Opener, name: str, version: str, asset: Asset,
+              told: Callable[[str], None]) -> None:
+        """Fetch from the control plane as long as it is busy bringing it, from GitHub when it cannot."""
+        while True:
+            try:
+                return fetch(at_server)
+            except ApiError as error:
+                if error.reason in CANNOT:
+                    told(f"downloading {asset.name} from GitHub: the control plane cannot")
+                    return fetch(self.opener(name, version, asset, error))
+                if error.reason != TryAgain.reason:
+                    raise
+                told(f"the control plane is {error.message}")         # and has waited with it
+
+    def opener(self, name: str, version: str, asset: Asset, refused: ApiError) -> Opener:
         """Return what opens exactly this file; an error with both sides' words when it is not to be had here either."""
         try:
             release = self._release(name, version)

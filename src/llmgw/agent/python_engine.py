@@ -15,6 +15,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from llmgw.agent import fleet_list, python_wheels, uv
 from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.layout import Layout
+from llmgw.agent.outside import Outside
 from llmgw.agent.prove import Report
 from llmgw.agent.python_checks import check_environment
 from llmgw.agent.python_needs import PythonNeeds
@@ -46,11 +47,12 @@ class PythonInstaller:
 
     def __init__(self, client: ControlClient, layout: Layout, processes: Processes, needs: PythonNeeds, node: str,
                  given: Mapping[str, str], facts: Callable[[], NodeFacts], stopping: Callable[[], bool],
-                 known: Mapping[str, Recipe] = RECIPES, user: Optional[EngineUser] = None) -> None:
+                 known: Mapping[str, Recipe] = RECIPES, user: Optional[EngineUser] = None,
+                 outside: Optional[Outside] = None) -> None:
         self._user = user
         self._client, self._layout, self._processes, self._needs = client, layout, processes, needs
         self._node, self._given, self._facts, self._stopping = node, given, facts, stopping
-        self._tools = PythonTools(client, layout, processes, stopping)
+        self._tools = PythonTools(client, layout, processes, stopping, outside)
         self._wheels = Wheels(client, layout, stopping)
         self._known = known
         self._operators: Dict[Tuple[str, str], str] = {}       # (path, version) that was seen to run -> what it said

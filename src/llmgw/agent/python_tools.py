@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Sequence
+from typing import Callable, Optional, Sequence
 from urllib.parse import quote
 
 from llmgw.agent.layout import Layout
+from llmgw.agent.outside import Opener, Outside
 from llmgw.agent.prove import Report
 from llmgw.agent.uv import Uv
 from llmgw.api import paths
@@ -29,7 +30,8 @@ class PythonTools:
     """Brings the tools below ``tools/``; what lies there under its name was whole once and ran."""
 
     def __init__(self, client: ControlClient, layout: Layout, processes: Processes,
-                 stopping: Callable[[], bool]) -> None:
+                 stopping: Callable[[], bool], outside: Optional[Outside] = None) -> None:
+        self._outside = outside or Outside()
         self._client, self._layout, self._processes, self._stopping = client, layout, processes, stopping
 
     def uv(self, item: EngineWanted, arch: str, report: Report) -> str:
@@ -39,7 +41,7 @@ class PythonTools:
         program = os.path.join(folder, "uv")
         if self._says(program) == f"uv {tool.version}":
             return program
-        asset = _asset(tool, (recipes.uv_archive(arch),))
+        asset = self._asset(item, tool, (recipes.uv_archive(arch),), report)
         self._fetch(tool, asset, report)
         scratch = os.path.join(self._layout.tools, f".{file_name(os.path.basename(folder))}.scratch")
         files.remove(scratch)
@@ -67,7 +69,7 @@ class PythonTools:
         program = os.path.join(folder, name, "bin", f"python{patch.rpartition('.')[0]}")
         if self._says(program) == f"Python {patch}":
             return program
-        asset = _asset(tool, recipes.python_archives(tool.version, arch))
+        asset = self._asset(item, tool, recipes.python_archives(tool.version, arch), report)
         self._fetch(tool, asset, report)
         files.remove(folder)                      # what a kill left of it
         listing, archive = (os.path.join(self._layout.tools, name) for name in ("python.json", _ARCHIVE))
@@ -111,6 +113,27 @@ class PythonTools:
             return ""
         return " ".join(outcome.out.split()[:2]) if outcome.code == 0 else ""
 
+    def _asset(self, item: EngineWanted, tool: Tool, names: Sequence[str], report: Report) -> Asset:
+        """Return the first of ``names`` that its release has; GitHub is asked only when the control plane cannot."""
+        by_hand = (f"a machine with internet can bring it: llmgw.pyz ctl mirror pull-engine {item.name}, or "
+                   f"import-engine {names[0]} --version {tool.version} --sha256 HEX")
+        if not tool.assets and tool.server_cannot:
+            report(EnginePhase.RESOLVING, f"the control plane cannot ask for the files of {tool.name} {tool.version}: "
+                   "this node asks GitHub itself")
+            try:
+                tool = self._outside.listed_tool(tool)
+            except LlmgwError as error:
+                error.hint = by_hand
+                raise
+        if not tool.assets:
+            raise TryAgain(f"waits for {tool.name} {tool.version}: "
+                           f"{tool.problem or 'the control plane has no list of its archives yet'}", hint=by_hand)
+        found = {asset.name: asset for asset in tool.assets}
+        for name in names:
+            if name in found:
+                return found[name]
+        raise EngineFailed(f"{tool.name} {tool.version}: its release has no {names[0]}", hint=by_hand)
+
     def _fetch(self, tool: Tool, asset: Asset, report: Report) -> None:
         """Bring a file of the tool's release into ``blobs/``, whole and verified."""
         target = self._layout.blob(asset.sha256)
@@ -122,11 +145,17 @@ class PythonTools:
             report(EnginePhase.DOWNLOADING, f"downloading {asset.name}: {count / 1e6:.1f} of "
                    f"{asset.size_bytes / 1e6:.1f} MB", done=count, total=asset.size_bytes)
 
+        def fetch(opened: Opener) -> None:
+            if self._stopping():
+                raise download.Stopped(f"{asset.name} was left where it was")
+            download.fetch(opened, target, sha256=asset.sha256, size=asset.size_bytes,
+                           partial=self._layout.partial(asset.sha256), reserve_bytes=RESERVE_BYTES,
+                           progress=progress, stopping=self._stopping)
+
         progress(0)
-        download.fetch(lambda offset: self._client.stream(path, headers={"Range": f"bytes={offset}-"}, timeout=60.0),
-                       target, sha256=asset.sha256, size=asset.size_bytes,
-                       partial=self._layout.partial(asset.sha256), reserve_bytes=RESERVE_BYTES,
-                       progress=progress, stopping=self._stopping)
+        self._outside.bring(fetch, lambda offset: self._client.stream(
+            path, headers={"Range": f"bytes={offset}-"}, timeout=60.0), tool.name, tool.version, asset,
+            lambda text: report(EnginePhase.DOWNLOADING, text))
 
 
 def _tool(item: EngineWanted, name: str) -> Tool:
@@ -134,26 +163,6 @@ def _tool(item: EngineWanted, name: str) -> Tool:
         if tool.name == name:
             return tool
     raise TryAgain(f"{item.name} {item.version}: the control plane does not say yet which {name} to take")
-
-
-def _asset(tool: Tool, names: Sequence[str]) -> Asset:
-    """Return the first of ``names`` that the release has; an error says what the control plane says."""
-    found = {asset.name: asset for asset in tool.assets}
-    for name in names:
-        if name in found:
-            return found[name]
-    raise _no_asset(tool, names[0])
-
-
-def _no_asset(tool: Tool, name: str) -> LlmgwError:
-    if not tool.assets:
-        return TryAgain(f"waits for {tool.name} {tool.version}: "
-                        f"{tool.problem or 'the control plane has no list of its archives yet'}",
-                        hint=f"a machine with internet can bring it: llmgw.pyz ctl mirror import-engine {name} "
-                             f"--version {tool.version} --sha256 HEX")
-    return EngineFailed(f"{tool.name} {tool.version}: its release has no {name}",
-                        hint=f"llmgw.pyz ctl mirror import-engine {name} --version {tool.version} --sha256 HEX "
-                             "brings it")
 
 
 def _entry(patch: str, machine: str, version: str, archive: str, sha256: str) -> object:

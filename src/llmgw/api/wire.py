@@ -25,7 +25,7 @@ NODE_IDENTITY = Record(node.NodeIdentity, name=text, agent_version=text, boot_id
                        gate_port=whole, labels=text_map, instance=text)
 
 ASSET = Record(engine.Asset, name=text, size_bytes=whole, sha256=text)
-TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), problem=text)
+TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), problem=text, server_cannot=flag)
 ENGINE_WANTED = Record(engine.EngineWanted, name=text, version=text, assets=tuple_of(ASSET),
                        assets_problem=text, cpu=flag, cuda=text, as_of=text, tools=tuple_of(TOOL),
                        locks=tuple_of(pair(text, text)), vouched=texts, allow_insecure=flag, server_cannot=flag)

@@ -53,6 +53,7 @@ class Tool:
     version: str
     assets: Tuple[Asset, ...] = ()
     problem: str = ""         # why there is no list (yet), in the control plane's words
+    server_cannot: bool = False   # as of an engine's archives
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,11 @@ class EngineAssets:
         if engine.name in PYTHON_ENGINES:
             return self._python_engine(engine) if self.has_gpus else engine
         assets, problem = self._assets(engine.name, engine.version)
-        cannot = not assets and self._releases is not None and self._releases.cannot(engine.name, engine.version)
-        return replace(engine, assets=assets, assets_problem=problem, server_cannot=cannot)
+        return replace(engine, assets=assets, assets_problem=problem,
+                       server_cannot=not assets and self._cannot(engine.name, engine.version))
+
+    def _cannot(self, name: str, version: str) -> bool:
+        return self._releases is not None and self._releases.cannot(name, version)
 
     def tools(self, engine: EngineWanted) -> Dict[str, str]:
         """Return the versions of what makes environments: the configuration's, else what llmgw was checked with."""
@@ -61,7 +64,7 @@ class EngineAssets:
             fitting = tuple(asset for asset in assets if asset.name in _tool_files(name, version))
             if assets and not fitting:
                 problem = f"the release of {name} {version} has no archive for Linux"
-            found.append(Tool(name, version, fitting, problem))
+            found.append(Tool(name, version, fitting, problem, not assets and self._cannot(name, version)))
         wheels, _ = self._assets(engine.name, engine.version)
         return replace(self.locks.complete(engine), tools=tuple(found), assets=wheels)
 

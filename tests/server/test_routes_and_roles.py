@@ -22,7 +22,7 @@ OPEN = {
     ("GET", paths.HEALTH): {PUBLIC},
     ("GET", "/"): {PUBLIC}, ("GET", "/page.js"): {PUBLIC}, ("GET", "/page.css"): {PUBLIC},
     ("GET", paths.METRICS): {"viewer", "admin"},
-    ("GET", paths.CA): {PUBLIC}, ("POST", paths.JOIN): {"join"}, ("POST", paths.CERTIFICATE): {"node", "router"},
+    ("GET", paths.CA): {PUBLIC}, ("GET", paths.OWN_FILE): {PUBLIC}, ("POST", paths.JOIN): {"join"}, ("POST", paths.CERTIFICATE): {"node", "router"},
     ("GET", paths.TOKENS): {"admin"}, ("POST", paths.TOKENS): {"admin"}, ("DELETE", paths.TOKEN): {"admin"},
     ("POST", paths.REVOKE_NODE): {"admin"},
     ("POST", paths.HEARTBEAT): {"node"},

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from llmgw.domain.errors import ConfigError, Conflict, PortTaken
+from llmgw.system import attempts
 from llmgw.system.http_client import HttpClient
 from llmgw.system.http_server import HttpServer
 from llmgw.system.routes import Caller, Response, Route, RouteTable, json_response
@@ -311,6 +312,31 @@ def test_stop_lets_a_running_request_finish_and_ends_idle_connections(server):
 def test_a_taken_port_is_a_sentence(server):
     with pytest.raises(PortTaken, match=f"127.0.0.1:{server.port}: another program listens there"):
         HttpServer("127.0.0.1", server.port, RouteTable([], lambda token: None))
+
+
+def test_wrong_tokens_are_slowed_down_and_right_ones_never(server, monkeypatch, caplog):
+    monkeypatch.setattr(attempts, "MOST_ON_LOOPBACK", 5)
+    wrong = (b"GET /v1/things/a HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer nobody-canary\r\n"
+             b"Connection: close\r\n\r\n")
+    assert [status(talk(server, wrong)) for _ in range(8)] == [401] * 5 + [429] * 3
+    assert b"Retry-After: " in talk(server, wrong)
+    assert status(talk(server, wrong.replace(b"nobody-canary", b"admin"))) == 200
+    assert status(talk(server, wrong.replace(b"Authorization: Bearer nobody-canary\r\n", b""))) == 401
+    assert caplog.text.count("many wrong tokens from=127.0.0.1") == 1 and "canary" not in caplog.text
+
+
+def test_attempts_are_counted_per_network_and_minute():
+    now = [0.0]
+    counted = attempts.FailedAttempts(lambda: now[0])
+    assert [counted.count(f"10.0.0.{number}") for number in range(12)] == [0] * 10 + [1, 2]
+    assert counted.count("::ffff:10.0.0.1") == 3 and counted.count("10.0.1.1") == 0
+    assert [counted.count(f"2001:db8::{number}") for number in range(11)][-1] == 1
+    assert counted.count("2001:db8:1::1") == 0
+    now[0] = 61.0
+    assert counted.count("10.0.0.1") == 0
+    for number in range(attempts.REMEMBERED + 10):
+        counted.count(f"10.{number >> 8}.{number & 255}.1")
+    assert len(counted._seen) == attempts.REMEMBERED
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])

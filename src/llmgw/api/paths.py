@@ -16,6 +16,7 @@ ENGINE_ASSET = "/v1/engines/{engine}/{version}/assets/{asset}"  # GET, Range; fe
 ENGINE_LOCKS = "/v1/engines/{engine}/{version}/locks"  # GET: the fleet's lists of packages; DELETE: make new ones
 ENGINE_LOCK = "/v1/engines/{engine}/{version}/locks/{platform}"  # GET: its text; PUT PackageList: the first wins
 
+OWN_FILE = "/llmgw.pyz"                              # GET: what this server runs, for machines that join
 CA = "/v1/ca"                                        # GET, before there is trust: the CA as PEM
 JOIN = "/v1/join"                                    # POST JoinRequest -> JoinAnswer
 CERTIFICATE = "/v1/certificate"                      # POST {names} -> Renewed, for the caller's own name

@@ -123,7 +123,7 @@ KEY_VIEW = Record(view.KeyView, id=text, name=text, created_at=number, models=te
                   revoked_at=optional(number), secret=text)
 EVENT_VIEW = Record(view.EventView, id=whole, at=number, subject=text, reason=text, message=text)
 TOKEN_VIEW = Record(view.TokenView, id=text, role=text, kind=text, made_at=number, expires_at=optional(number),
-                    name=text, uses=whole, used=whole, revoked_at=optional(number), secret=text)
+                    name=text, uses=whole, used=whole, revoked_at=optional(number), secret=text, line=text)
 ENGINE_ARCHIVE = Record(view.EngineArchive, engine=text, version=text, asset=ASSET,
                         imported_at=number, source=text)
 LOCK_VIEW = Record(view.LockView, engine=text, version=text, platform=text, as_of=text, sha256=text,

@@ -24,6 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--uses", type=int, default=1, metavar="N",
                         help="how many machines may join with it (default: 1)")
     create.add_argument("--name", default="", metavar="NAME", help="how the node or router is to be called")
+    create.add_argument("--string", action="store_true",
+                        help="print the join string alone, instead of the line that brings a machine in")
     create.add_argument("--json", action="store_true", help="print JSON for programs")
     create.set_defaults(action=_create)
     listing = commands.add_parser("list", help="show all tokens, never their secrets")
@@ -56,6 +58,10 @@ def _create(options: argparse.Namespace) -> int:
     if made.kind == "join":
         uses = "one use" if made.uses == 1 else f"{made.uses} uses"
         output.say(f"join string {made.id} for a {made.role}, {uses}, until {until}; it is shown only this once.")
+        if made.line and not options.string:
+            output.say("Run this line on the new machine, as root or as any user: it loads llmgw.pyz, checks it, joins.")
+            output.write(output.clean(made.line))
+            return 0
         output.say("Give it to the new machine in LLMGW_JOIN or with --join-file, never as an argument:")
     else:
         output.say(f"token {made.id} of the role {made.role}, until {until}; it is shown only this once.")

@@ -104,6 +104,19 @@ def read(text: str) -> JoinString:
     return JoinString(base64.urlsafe_b64decode(pin + "=").hex(), identity, Secret(secret))
 
 
+def line(url: str, role: str, join: str, pyz_sha256: str, key_pin: str) -> str:
+    """Return the one line that brings a machine into the cluster: three steps, nothing piped into a shell.
+
+    ``key_pin`` is the base64 sha256 of the public key that the server shows; empty: the machine's own trust decides.
+    The secret is in the environment of the last step, in no program's arguments.
+    """
+    pinned = f"-k --pinnedpubkey 'sha256//{key_pin}' " if key_pin else ""
+    more = " --listen 0.0.0.0:7801" if role == "router" else ""
+    command = "agent" if role == "node" else role
+    return (f"curl -fsS {pinned}-o llmgw.pyz {url}/llmgw.pyz && echo '{pyz_sha256}  llmgw.pyz' | sha256sum -c - && "
+            f"LLMGW_JOIN='{join}' sh ./llmgw.pyz {command} --server {url}{more}")
+
+
 def read_pin(text: str) -> str:
     """Return the sha256 of a CA, as hex, from ``sha256:`` and hex digits or base64url."""
     kind, _, value = text.strip().partition(":")

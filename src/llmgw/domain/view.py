@@ -128,6 +128,7 @@ class TokenView:
     used: int = 0
     revoked_at: Optional[float] = None
     secret: str = ""
+    line: str = ""            # what to run on the new machine; it holds the secret
 
 
 @dataclass(frozen=True)

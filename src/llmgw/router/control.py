@@ -20,7 +20,8 @@ WAIT_SECONDS = 25
 REPORT_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 10.0
-TOKEN_HINT = "copy the server's tokens/router into this router's token file, and start it again"
+TOKEN_HINT = ("copy the server's tokens/router into this router's token file, and start it again; one that had joined "
+              "joins anew with the line of llmgw ctl token create --role router")
 
 
 def table_path(data_dir: str) -> str:

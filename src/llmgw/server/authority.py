@@ -12,8 +12,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence, Tuple
 
-from llmgw.domain.errors import ConfigError, LlmgwError, NotFound
+from llmgw.domain.errors import ConfigError, LlmgwError, NotFound, RequirementMissing
 from llmgw.domain.join import GATE_DOMAIN
+from llmgw.parse.address import is_loopback
 from llmgw.system import addresses, failpoint, files, openssl, tls
 from llmgw.system.clock import Clock
 
@@ -105,6 +106,20 @@ class Authority:
         if not found:
             raise ConfigError(f"{self._given.ca or self._given.certificate}: holds no certificate")
         return found[-1]
+
+    def key_pin(self) -> str:
+        """Return the pin of the key that this server shows, as curl takes it; empty when nothing can tell it."""
+        try:
+            return openssl.key_pin(self._server_files()[0])
+        except RequirementMissing:
+            return ""
+
+    @property
+    def public_host(self) -> str:
+        """Return what other machines best call this server by."""
+        others = [name for name in self.host_names if name != "localhost" and not is_loopback(name)]
+        addressed = [name for name in others if name in addresses.own_addresses()]
+        return next(iter([*self._names(), *addressed, *others]), "localhost")
 
     def ca_file(self) -> str:
         """Return the path of a file with ``ca()``, for ctl on this machine; empty without TLS."""

@@ -132,7 +132,7 @@ class Server:
         self._pulls = Pulls(self._store, mirror, self._hub)
         numbers = HttpNumbers()
         routes: List[Route] = [*page.routes(), *FleetHandlers(parts, self._reconciler, mirror).routes(),
-                               *JoinHandlers(parts, authority).routes(),
+                               *JoinHandlers(parts, authority, numbers).routes(),
                                *ViewHandlers(parts, self._reconciler, numbers).routes(),
                                *MirrorHandlers(parts, self._reconciler, mirror, self._pulls).routes(),
                                *AdminHandlers(parts, self._reconciler, folder).routes()]

@@ -23,7 +23,8 @@ PIECE_BYTES = 4 << 20
 REASONS = {200: "OK", 201: "Created", 202: "Accepted", 204: "No Content", 206: "Partial Content",
            304: "Not Modified", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
            404: "Not Found", 405: "Method Not Allowed", 409: "Conflict", 413: "Content Too Large",
-           416: "Range Not Satisfiable", 421: "Misdirected Request", 500: "Internal Server Error",
+           416: "Range Not Satisfiable", 421: "Misdirected Request", 429: "Too Many Requests",
+           500: "Internal Server Error",
            503: "Service Unavailable"}
 
 
@@ -41,7 +42,7 @@ class Owner(Protocol):
 
     def check_host(self, head: Head) -> None: ...
 
-    def admit(self, head: Head) -> Admitted: ...
+    def admit(self, head: Head, address: str) -> Admitted: ...
 
     def count(self, pattern: str, status: int) -> None: ...
 
@@ -49,8 +50,8 @@ class Owner(Protocol):
 class Conversation:
     """One connection: requests one after another until somebody has had enough."""
 
-    def __init__(self, server: Owner, sock: socket.socket) -> None:
-        self._server, self._sock = server, sock
+    def __init__(self, server: Owner, sock: socket.socket, address: str) -> None:
+        self._server, self._sock, self._address = server, sock, address
         self._buffer = b""
 
     def run(self) -> None:
@@ -93,7 +94,7 @@ class Conversation:
         body_read = head.content_length == 0
         try:
             self._server.check_host(head)
-            admitted = self._server.admit(head)
+            admitted = self._server.admit(head, self._address)
             pattern = admitted.route.pattern
             if head.content_length > admitted.route.body_bytes:
                 raise TooLarge(f"{head.method} {pattern}: a body of {head.content_length} bytes, "

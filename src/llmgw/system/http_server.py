@@ -13,9 +13,10 @@ import threading
 import time
 from typing import Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
-from llmgw.domain.errors import ApiError, ConfigError, Forbidden
+from llmgw.domain.errors import ApiError, ConfigError, Forbidden, Unauthorized
 from llmgw.parse.address import is_loopback
 from llmgw.system import tls
+from llmgw.system.attempts import FailedAttempts
 from llmgw.system.http_conversation import Conversation, Gone
 from llmgw.system.http_head import Head
 from llmgw.system.ports import cannot_listen, listening
@@ -40,6 +41,7 @@ class HttpServer:
         self._table = table
         self._max = max_connections
         self._context = context
+        self._failed = FailedAttempts()
         self._shaking: Dict[str, int] = {}               # address: handshakes that are not over
         self.allow_hosts(allowed_hosts, host)
         self._listener = _listen(host, port)
@@ -141,7 +143,7 @@ class HttpServer:
                 return
             finally:
                 self._greeted(address)
-            Conversation(self, sock).run()
+            Conversation(self, sock, address).run()
         except (Gone, OSError):
             pass
         except Exception:
@@ -172,8 +174,18 @@ class HttpServer:
             if origin.partition("://")[2] != head.headers.get("host", ""):
                 raise Forbidden(f"a page of {origin:.100} may not change anything here")
 
-    def admit(self, head: Head) -> Admitted:
-        return self._table.admit(head.method, head.target, head.headers)
+    def admit(self, head: Head, address: str) -> Admitted:
+        """Return what this head opens; who shows many wrong tokens is told to wait, who shows a right one is not."""
+        try:
+            return self._table.admit(head.method, head.target, head.headers)
+        except Unauthorized:
+            over = self._failed.count(address) if head.headers.get("authorization") else 0
+            if not over:
+                raise
+            if over == 1:
+                log.warning("many wrong tokens from=%s", address)
+            raise ApiError("too many wrong tokens from this network", status=429, reason="TooMany",
+                           hint="wait a minute, and check the token") from None
 
     def count(self, pattern: str, status: int) -> None:
         with self._lock:

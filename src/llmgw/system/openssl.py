@@ -4,6 +4,8 @@
 """
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import os
 import secrets
@@ -96,6 +98,13 @@ def ends_at(certificate: str) -> float:
         return float(ssl.cert_time_to_seconds(said.partition("=")[2]))
     except ValueError:
         raise CommandFailed(f"openssl says of {certificate}: {said:.100}") from None
+
+
+def key_pin(certificate: str) -> str:
+    """Return the base64 sha256 of the public key of a file's first certificate, as curl takes it for a pin."""
+    pem = _run("x509", "-noout", "-pubkey", "-in", certificate)
+    der = base64.b64decode("".join(row for row in pem.splitlines() if not row.startswith("-")))
+    return base64.b64encode(hashlib.sha256(der).digest()).decode("ascii")
 
 
 def _sign(folder: str, name: str, extensions: str, key: str, out: str, signer: Tuple[str, ...], now: float,

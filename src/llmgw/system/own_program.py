@@ -23,6 +23,12 @@ def own_environment() -> Dict[str, str]:
     return {"PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(llmgw.__file__)))}
 
 
+def own_file() -> str:
+    """Return the path of the llmgw.pyz that runs; empty when the package runs from its folder."""
+    command = own_command()
+    return "" if command[-2:] == ("-m", "llmgw") else command[-1]
+
+
 def _is_pyz(path: str) -> bool:
     """Say whether a file ends like a zip: a shebang may stand before one, a script has none."""
     with open(path, "rb") as source:

@@ -211,7 +211,7 @@ def error_response(error: LlmgwError) -> Response:
     status = status_of(error)
     response = json_response({"reason": error.reason, "message": error.message, "hint": error.hint}, status)
     headers = {}
-    if status == 503:
+    if status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,10 @@ for _folder in (ROOT / "src", ROOT):          # a plain `pytest` works without a
 if str(ROOT / "src") not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src")] + [entry for entry in [os.environ.get("PYTHONPATH", "")] if entry])
+
+# Started in the background of a script, a process ignores SIGINT, and so would every program that a test ends by Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests lie below folders that only their own user may enter. What engines may do that run as a user of
 # their own is tested where the data lies in the open: tests/agent/test_engine_user.py, tests/trees/.

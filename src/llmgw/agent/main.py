@@ -93,7 +93,8 @@ class Agent:
         outside = Outside(config.http_proxy or "")
         python = PythonInstaller(client, layout, processes,
                                  PythonNeeds(layout, lambda: self._board.facts, config.install_packages), config.node,
-                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set, user=user, outside=outside)
+                                 uv.from_node(config, os.environ), lambda: self._board.facts, stop.is_set,
+                                 user=user, outside=outside)
         archives = Installer(client, layout, prover, stop.is_set, outside)
         self._engines = EngineKeeper(archives, python, self._board, layout, clock,
                                      config.operator_engines, config.cpu_engines, flag_check=FlagCheck(

@@ -67,15 +67,19 @@ class PythonInstaller:
     def is_outdated(self, made: Installed, item: EngineWanted) -> bool:
         """Whether the fleet has another list of packages now than the one this was made from."""
         kept = dict(item.locks)
-        platform = recipes.platform(self._known[item.name], self._facts().arch)
-        return platform in kept and kept[platform] != made.packages
+        name = self._list_name(item)
+        if name in kept:
+            return kept[name] != made.packages
+        return made.packages in kept.values()                  # the list with Ray, or without, is another one
+
+    def _list_name(self, item: EngineWanted) -> str:
+        return recipes.list_name(recipes.platform(self._known[item.name], self._facts().arch), item.with_ray)
 
     def install(self, item: EngineWanted, report: Report) -> Installed:
         """Install it and return it; an error in words when something is missing, withdrawn or different."""
         if not item.as_of:
             raise TryAgain(item.assets_problem or "the control plane does not say yet as of when to take its packages")
         recipe, facts = self._known[item.name], self._facts()
-        platform = recipes.platform(recipe, facts.arch)
         self._needs.must_fit(item.name, item.version, report)
         scratch = self._layout.engine_scratch(item.name, item.version)
         uv.end_leftovers(self._layout)
@@ -84,7 +88,7 @@ class PythonInstaller:
         try:
             runner = Uv(self._tools.uv(item, facts.arch, report), self._layout, self._given, label, self._stopping)
             base = self._tools.python(item, facts.arch, runner, report)
-            made = self._build(item, recipe, platform, runner, base, scratch, report)
+            made = self._build(item, recipe, runner, base, scratch, report)
         except follow.Stopped as error:
             raise download.Stopped(error.message) from None
         except LlmgwError:
@@ -100,13 +104,13 @@ class PythonInstaller:
         self._wheels.remove()
         self._tools.tidy()
 
-    def _build(self, item: EngineWanted, recipe: Recipe, platform: str, runner: Uv, base: str, scratch: str,
+    def _build(self, item: EngineWanted, recipe: Recipe, runner: Uv, base: str, scratch: str,
                report: Report) -> Installed:
         runner.make_environment(base, scratch)
         failpoint.reach("python-made")
         python = os.path.join(scratch, PROGRAM)
         report(EnginePhase.RESOLVING, f"finding the packages of {runner.label} as of {item.as_of}")
-        pins = self._pins(item, recipe, platform, runner, python, report)
+        pins = self._pins(item, recipe, runner, python, report)
         listed = os.path.join(scratch, LIST)
         files.write_atomic(listed, lock.write(pins).encode("ascii"), mode=0o644)
         failpoint.reach("python-agreed")
@@ -133,18 +137,18 @@ class PythonInstaller:
         failpoint.reach("python-after-rename")
         return made
 
-    def _pins(self, item: EngineWanted, recipe: Recipe, platform: str, runner: Uv, python: str,
-              report: Report) -> lock.Pins:
+    def _pins(self, item: EngineWanted, recipe: Recipe, runner: Uv, python: str, report: Report) -> lock.Pins:
         """Return the packages as this node finds them, the same as the fleet's; without an index, a vouched list."""
         try:
-            pins = runner.resolve([f"{recipe.package}=={item.version}"], python, platform, item.as_of)
+            pins = runner.resolve(recipes.requirements(recipe, item.version, item.with_ray), python,
+                                  recipes.platform(recipe, self._facts().arch), item.as_of)
         except Unreachable as error:
-            pins = python_wheels.vouched_list(self._client, item, platform, error)
+            pins = python_wheels.vouched_list(self._client, item, self._list_name(item), error)
             report(EnginePhase.RESOLVING, f"{runner.label}: no package index, {len(pins)} packages from the mirror")
             return pins
         report(EnginePhase.RESOLVING, f"{runner.label}: {len(pins)} packages, compared with the fleet's list")
         failpoint.reach("python-resolved")
-        fleet_list.must_be_the_fleets(self._client, self._node, item, platform, pins)
+        fleet_list.must_be_the_fleets(self._client, self._node, item, self._list_name(item), pins)
         return pins
 
     def prove(self, folder: str, made: Installed) -> Installed:

@@ -28,7 +28,8 @@ ASSET = Record(engine.Asset, name=text, size_bytes=whole, sha256=text)
 TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), problem=text, server_cannot=flag)
 ENGINE_WANTED = Record(engine.EngineWanted, name=text, version=text, assets=tuple_of(ASSET),
                        assets_problem=text, cpu=flag, cuda=text, as_of=text, tools=tuple_of(TOOL),
-                       locks=tuple_of(pair(text, text)), vouched=texts, allow_insecure=flag, server_cannot=flag)
+                       locks=tuple_of(pair(text, text)), vouched=texts, allow_insecure=flag, server_cannot=flag,
+                       with_ray=flag)
 PACKAGE_LIST = Record(engine.PackageList, node=text, as_of=text, text=text)
 ENGINE_OBSERVED = Record(
     engine.EngineObserved, name=text, version=text, phase=one_of(engine.EnginePhase), message=text,

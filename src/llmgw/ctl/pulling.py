@@ -59,7 +59,7 @@ class Pull:
                              hint="llmgw.pyz ctl mirror import-engine ARCHIVE brings an archive")
         self._client, self._engine, self._index = client, engine, index
         self._machine, recipe = recipes.machine(machine), recipes.RECIPES[engine.name]
-        self.platform = recipes.platform(recipe, machine)
+        self._list_name = recipes.platform(recipe, machine)
         major, _, minor = recipe.glibc.partition(".")
         self._glibc = (int(major), int(minor))
         self._held: Dict[Tuple[str, str, str], str] = {}
@@ -69,6 +69,7 @@ class Pull:
         said = self._client.json("GET", paths.fill(paths.ENGINE_LOCKS, engine=self._engine.name,
                                                    version=self._engine.version))
         as_of, tools = str(said["as_of"]), {str(name): str(version) for name, version in said["tools"].items()}
+        self._list_name = recipes.list_name(self._list_name, said.get("with_ray", False) is True)
         text, pins = self._list(listed)
         mirror = wire.MIRROR_VIEW.decode(self._client.json("GET", paths.MIRROR), "mirror")
         self._held = {(held.engine, held.version, held.asset.name): held.asset.sha256 for held in mirror.engines}
@@ -84,7 +85,7 @@ class Pull:
 
     def _lock_path(self) -> str:
         return paths.fill(paths.ENGINE_LOCK, engine=self._engine.name, version=self._engine.version,
-                          platform=self.platform)
+                          platform=self._list_name)
 
     def _list(self, listed: str) -> Tuple[str, Pins]:
         what = listed or f"the list of the packages of {self._engine.name} {self._engine.version}"

@@ -76,6 +76,7 @@ class EngineWanted:
     tools: Tuple[Tool, ...] = ()
     locks: Tuple[Tuple[str, str], ...] = ()
     vouched: Tuple[str, ...] = ()
+    with_ray: bool = False    # Ray is among its packages: launch_mode: ray
     allow_insecure: bool = False      # versions with known holes are run on purpose
     server_cannot: bool = False   # the control plane does not reach the release: a node may ask for it itself
 

@@ -11,6 +11,8 @@ from llmgw.engines import sglang, vllm
 # A .pth file runs at every start of Python, so each is looked at by a person: these are of uv, of setuptools, and of
 # nvidia-cutlass-dsl, which puts a folder of its own on the path.
 _PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth", "nvidia_cutlass_dsl_packages.pth"))
+RAY = "ray[default]"             # vLLM does not bring it; launch_mode: ray starts it on each node
+_RAY_LIST = "-ray"
 ARCHES = ("x86_64", "aarch64")
 _SPELLINGS = {**{arch: arch for arch in ARCHES}, "amd64": "x86_64", "arm64": "aarch64"}
 
@@ -67,6 +69,16 @@ def machine(arch: str) -> str:
 def platform(recipe: Recipe, arch: str) -> str:
     """Return the platform that wheels are chosen for, as uv spells it; lists are kept by it."""
     return f"{machine(arch)}-manylinux_{recipe.glibc.replace('.', '_')}"
+
+
+def list_name(platform: str, with_ray: bool) -> str:
+    """Return what the fleet's list of packages is kept by: with Ray it is another one."""
+    return platform + (_RAY_LIST if with_ray else "")
+
+
+def requirements(recipe: Recipe, version: str, with_ray: bool) -> Tuple[str, ...]:
+    """Return what is resolved, all at once: Ray has to fit to the rest."""
+    return (f"{recipe.package}=={version}",) + ((RAY,) if with_ray else ())
 
 
 def uv_archive(arch: str) -> str:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SETTLED_SECONDS = 3 * utc.DAY_SECONDS      # a package that turns out to be bad is withdrawn within that time
 LLMGW, ADMIN = "llmgw", "admin"
-_PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_[0-9]{1,2}_[0-9]{1,3}")
+_PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_[0-9]{1,2}_[0-9]{1,3}(-ray)?")
 
 
 class EngineLocks:

@@ -49,7 +49,8 @@ class AdminHandlers:
         engine = wanted_python_engine(self._parts, request.args["engine"], request.args["version"])
         engines = self._parts.engines
         found = [wire.LOCK_VIEW.encode(view) for view in engines.locks.views(engine)]
-        return json_response({"items": found, "as_of": engines.locks.as_of(engine)[0], "tools": engines.tools(engine)})
+        return json_response({"items": found, "as_of": engines.locks.as_of(engine)[0], "tools": engines.tools(engine),
+                              "with_ray": engine.with_ray})
 
     def relock(self, request: Request) -> Response:
         engine = wanted_python_engine(self._parts, request.args["engine"], request.args["version"])

@@ -46,8 +46,8 @@ MIN_VERSIONS = {VLLM: "0.22.0", SGLANG: "0.5.10"}
 PARALLEL = {VLLM: 256, SGLANG: 256}
 # Refused whatever an engine says of itself: they open the node, or are llmgw's own to set.
 ALWAYS_RESERVED = frozenset(("--host", "--port", "--api-key", "--api-key-file", "--ssl-*", "--middleware",
-_ON_PURPOSE = ", or say allow_insecure: true beside it"
                              "--trust-remote-code", "--allowed-local-media-path", "--slot-save-path", "--rpc"))
+_ON_PURPOSE = ", or say allow_insecure: true beside it"
 _PYTHON_VERSION = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5}){1,3}((a|b|rc)[0-9]{1,3})?(\.post[0-9]{1,3})?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 

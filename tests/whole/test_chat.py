@@ -16,14 +16,14 @@ ASK = {"model": MODEL, "messages": QUESTION, "temperature": 0, "stop": ["\n"], "
 
 
 @pytest.fixture(scope="module")
-def cluster(pyz, llama_archive, gemma, qa_template, tmp_path_factory):
+def cluster(pyz, release_archive, gemma, qa_template, tmp_path_factory):
     """Server, agent and router; engine and model through the mirror's doors, the model out of Ollama's folder."""
     made = Cluster(pyz, tmp_path_factory.mktemp("cluster"), qa_template)
     try:
         made.start_server()
         made.start_agent()
         made.start_router()
-        made.ctl("mirror", "import-engine", llama_archive.path, "--sha256", llama_archive.sha256)
+        made.ctl("mirror", "import-engine", release_archive.path, "--sha256", release_archive.sha256)
         ollama = ollama_tree.make(made.folder / "ollama", gemma)
         made.ctl("mirror", "import-ollama", "gemma3:270m", "--dir", ollama, "--name", MODEL)
         made.wait_ready()

@@ -1,8 +1,9 @@
 """Install one version of llama.cpp: download, verify, unpack in a scratch folder, prove that it runs, rename.
 
-A kill at any line leaves a scratch folder or a partial download, and the next
-start removes the one and goes on with the other. The final name exists only
-after the program ran.
+While an archive comes it is hashed and unpacked; nothing of it is looked at, let
+alone run, before its digest was right. A kill at any line leaves a scratch folder or
+a partial download, and the next start removes the one and goes on with the other.
+The final name exists only after the program ran.
 """
 from __future__ import annotations
 
@@ -15,20 +16,19 @@ from typing import Callable, List, Optional, Tuple
 from llmgw.agent.layout import Layout
 from llmgw.agent.outside import CANNOT, Outside
 from llmgw.agent.prove import Program, Prover, Report
+from llmgw.agent.unpacking import RESERVE_BYTES, Unpacking
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.engine import Asset, EnginePhase, EngineWanted
-from llmgw.domain.errors import ApiError, DiskFull, EngineFailed, LlmgwError, StorageError, TryAgain, UnsafeArchive
+from llmgw.domain.errors import ApiError, EngineFailed, LlmgwError, StorageError, TryAgain
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Picked
 from llmgw.probe import engine
 from llmgw.system import download, failpoint, files, installed
 from llmgw.system.download import Source
 from llmgw.system.installed import Installed
-from llmgw.system.unpack import TooMuch, budget, unpack
 
 PROGRAM = "llama-server"
-RESERVE_BYTES = 256 << 20
 
 
 class Installer:
@@ -55,13 +55,17 @@ class Installer:
         assets = [asset for asset in (picked.binary, picked.runtime) if asset is not None]
         total = sum(asset.size_bytes for asset in assets)
         self._prover.must_fit(name, version, item.cpu, total)
-        done = 0
-        for asset in assets:
-            self._download(name, version, asset, done, total, report)
-            done += asset.size_bytes
+        unpackings: List[Unpacking] = []
         try:
-            made = self._build(item, picked, assets, scratch, report)
+            done = 0
+            for number, asset in enumerate(assets):
+                unpackings.append(Unpacking(asset, os.path.join(scratch, str(number))))
+                self._download(name, version, asset, done, total, report, unpackings[-1])
+                done += asset.size_bytes
+            made = self._build(item, picked, unpackings, scratch, report)
         except LlmgwError:
+            for unpacking in unpackings:
+                unpacking.give_up()
             with contextlib.suppress(StorageError):
                 files.remove(scratch)         # what failed takes no room until it is tried again
             raise
@@ -69,14 +73,14 @@ class Installer:
             files.remove(self._layout.blob(asset.sha256))
         return made
 
-    def _build(self, item: EngineWanted, picked: Picked, assets: List[Asset], scratch: str,
+    def _build(self, item: EngineWanted, picked: Picked, unpackings: List[Unpacking], scratch: str,
                report: Report) -> Installed:
-        """Unpack what was downloaded, prove it, give it its name."""
-        for number, asset in enumerate(assets):
-            report(EnginePhase.UNPACKING, f"unpacking {asset.name}")
-            self._unpack(asset, os.path.join(scratch, str(number)))
+        """Wait until what was downloaded is unpacked, prove it, give it its name."""
+        for unpacking in unpackings:
+            report(EnginePhase.UNPACKING, f"unpacking {unpacking.name}")
+            unpacking.finish()
             failpoint.reach("install-unpacked")
-        built = _gathered(scratch, len(assets))
+        built = _gathered(scratch, len(unpackings))
         report(EnginePhase.CHECKING, f"checking that {item.name} {item.version} runs here")
         found = Installed(item.name, item.version, _find(built, PROGRAM), "", archive=picked.binary.name,
                           cuda=picked.cuda)
@@ -101,14 +105,17 @@ class Installer:
         return Installed(name, "operator", path, seen.says.text, seen.devices, time.time())
 
     def _download(self, name: str, version: str, asset: Asset, before: int, total: int,
-                  report: Report) -> None:
+                  report: Report, unpacking: Unpacking) -> None:
         target = self._layout.blob(asset.sha256)
         report(EnginePhase.VERIFYING, f"looking for {asset.name} on this node")
         if not download.damage(target, asset.size_bytes, (), asset.sha256):
-            return
+            return unpacking.begin(target, whole=True)
+        partial = self._layout.partial(asset.sha256)
+        unpacking.begin(partial)
         path = paths.fill(paths.ENGINE_ASSET, engine=name, version=version, asset=asset.name)
 
         def progress(count: int) -> None:
+            unpacking.reaches(count)
             share = 100 * (before + count) // total if total else 100
             report(EnginePhase.DOWNLOADING,
                    f"downloading {asset.name}: {(before + count) / 1e6:.1f} of {total / 1e6:.1f} MB, {share} %",
@@ -116,8 +123,8 @@ class Installer:
 
         def fetch(open_at: Callable[[int], Source]) -> None:
             download.fetch(open_at, target, sha256=asset.sha256, size=asset.size_bytes,
-                           partial=self._layout.partial(asset.sha256), reserve_bytes=RESERVE_BYTES,
-                           progress=progress, stopping=self._stopping)
+                           partial=partial, reserve_bytes=RESERVE_BYTES, progress=progress, stopping=self._stopping)
+            unpacking.is_whole()
 
         progress(0)
         while True:
@@ -131,23 +138,6 @@ class Installer:
                 if error.reason != TryAgain.reason or self._stopping():
                     raise
                 report(EnginePhase.DOWNLOADING, f"the control plane is {error.message}")     # and has waited with it
-
-    def _unpack(self, asset: Asset, folder: str) -> None:
-        files.make_dir(os.path.dirname(folder), 0o755)
-        free = max(0, files.free_bytes(os.path.dirname(folder)) - RESERVE_BYTES)
-        most = budget(asset.size_bytes, free)
-        try:
-            unpack(self._layout.blob(asset.sha256), folder, max_bytes=most)
-        except TooMuch:
-            if most < free:
-                raise                     # the disk has room, but nothing honest is that large
-            raise DiskFull(f"no space left in {os.path.dirname(folder)} to unpack {asset.name}: "
-                           f"{(free + RESERVE_BYTES) / 1e6:.1f} MB are free, "
-                           f"of which {RESERVE_BYTES / 1e6:.1f} MB are kept",
-                           hint=f"free some space on the filesystem of {os.path.dirname(folder)}") from None
-        except UnsafeArchive as error:
-            error.hint = "bring the release's own archive: llmgw ctl mirror import-engine ARCHIVE --sha256 HEX"
-            raise
 
     def _rename(self, built: str, final: str) -> None:
         files.remove(final)               # without its marker it was never whole

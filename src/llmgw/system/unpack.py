@@ -12,7 +12,7 @@ import gzip
 import os
 import tarfile
 import zlib
-from typing import BinaryIO, Callable, Iterator, List, Set, Tuple
+from typing import BinaryIO, Callable, Iterator, List, Optional, Protocol, Set, Tuple
 
 from llmgw.domain.errors import UnsafeArchive
 from llmgw.parse.archive import link_target, member_path
@@ -100,16 +100,25 @@ class _Writer:
             os.close(handle)
 
 
+class Readable(Protocol):
+    """An archive's bytes in order: a file, or one that is still coming."""
+
+    def read(self, size: int) -> bytes: ...
+
+    def tell(self) -> int: ...
+
+
 def unpack(archive: str, folder: str, *, max_bytes: int, max_members: int = MAX_MEMBERS,
-           progress: Callable[[int], None] = lambda done: None) -> None:
-    """Unpack ``archive`` (.tar.gz) into the new or empty ``folder``.
+           progress: Callable[[int], None] = lambda done: None, coming: Optional[Readable] = None) -> None:
+    """Unpack ``archive`` (.tar.gz, read from ``coming`` while it is fetched) into the new or empty ``folder``.
 
     UnsafeArchive when a member would land or point outside, is no file, folder or
     link, comes twice, or when there are too many or too large ones. What was
     written until then stays: unpack into a scratch folder and remove that.
     """
     make_dir(folder, 0o755)
-    with storing("unpack", archive), open(archive, "rb") as source:
+    with storing("unpack", archive), contextlib.ExitStack() as opened:
+        source = coming or opened.enter_context(open(archive, "rb"))
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _unpack(source, _Writer(root), max_bytes, max_members, progress)
@@ -124,7 +133,7 @@ def unpack(archive: str, folder: str, *, max_bytes: int, max_members: int = MAX_
             os.close(root)
 
 
-def _unpack(source: BinaryIO, writer: _Writer, max_bytes: int, max_members: int,
+def _unpack(source: Readable, writer: _Writer, max_bytes: int, max_members: int,
             progress: Callable[[int], None]) -> None:
     budget = _Budget(gzip.GzipFile(fileobj=source, mode="rb"), max_bytes)  # type: ignore[arg-type]
     links: List[Tuple[Parts, str]] = []

@@ -51,7 +51,8 @@ def test_the_sample_is_read_without_a_warning_and_mentions_every_key():
 def test_the_page_about_configuration_explains_every_key():
     page = (ROOT / "docs" / "configuration.md").read_text()
     for key in (*cluster_yaml.KEYS, *cluster_yaml.ENGINE_KEYS, *cluster_yaml.MODEL_KEYS,
-                *(f"placement.{inner}" for inner in cluster_yaml.PLACEMENT_KEYS)):
+                *(f"placement.{inner}" for inner in cluster_yaml.PLACEMENT_KEYS),
+                *(f"mirror.{inner}" for inner in cluster_yaml.MIRROR_KEYS)):
         assert f"| `{key}` |" in page, key
 
 
@@ -59,6 +60,11 @@ def test_an_empty_file_wants_the_default_engines_on_a_loopback_address():
     config = decode("")
     assert (config.cluster, config.host, config.port, config.models) == ("llmgw", "127.0.0.1", 7800, ())
     assert {engine.name: engine.version for engine in config.engines} == DEFAULT_VERSIONS
+
+
+def test_the_mirrors_speed_is_in_megabytes():
+    assert decode("mirror: {megabytes_per_second: 25}").mirror_bytes_per_second == 25_000_000
+    assert decode("").mirror_bytes_per_second == decode("mirror: {}").mirror_bytes_per_second == 0
 
 
 def test_an_empty_map_of_engines_wants_none():
@@ -119,6 +125,14 @@ def test_a_version_with_known_holes_is_taken_only_on_purpose_and_with_a_warning(
     assert any(name in warning and "allow_insecure" in warning for warning in config.warnings)
 
 
+def test_a_model_over_several_nodes_has_network_and_launch_mode_from_the_file_and_a_warning():
+    config = decode("fabric: 10.1.0.0/16\nengines: {vllm: {version: 0.30.0, launch_mode: ray}}\nmodels:\n"
+                    "  - {name: m, engine: vllm, weights: mirror:m, nodes: 2}\n"
+                    "  - {name: n, engine: vllm, weights: mirror:m, nodes: 2, fabric: 10.2.0.0/16, launch_mode: mp}\n")
+    assert [(spec.nodes, spec.fabric, spec.launch_mode) for spec in config.models] == [(2, "10.1.0.0/16", "ray"), (2, "10.2.0.0/16", "mp")]
+    assert len(config.warnings) == 2 and all("not encrypted" in warning for warning in config.warnings)
+
+
 def test_a_python_engine_may_name_its_date_and_tools():
     found = decode("engines: {vllm: {as_of: 2026-09-23, uv: 0.14.0}, sglang: {version: 0.5.23, python: 3.12.9+20260101}}\n").engines
     assert found[0].as_of == "2026-09-23T00:00:00Z"
@@ -137,9 +151,13 @@ REFUSED = [
     (model(["trust_remote_code: yes"]), "line 5: models[0].trust_remote_code: expected true or false", None),
     (model(["task: chta"]), "line 5: models[0].task: unknown value 'chta', did you mean chat", "known: chat"),
     (model(["task: rerank"]), "line 5: models[0].task: task rerank is not supported yet", None),
-    (model(["nodes: 2"]), "line 5: models[0].nodes: replicas over several nodes are not supported yet", None),
-    (model(["fabric: net"]), "line 5: models[0].fabric: replicas over several nodes", None),
-    (model(["launch_mode: ray"]), "line 5: models[0].launch_mode: launch_mode ray is not", None),
+    (model(["nodes: 2"]), "line 5: models[0].nodes: llama.cpp runs on one node", None),
+    (model(["fabric: net"]), "line 5: models[0].fabric: not a network: 'net'", "10.1.0.0/16"),
+    (model(["launch_mode: ray"]), "line 5: models[0].launch_mode: llama.cpp is not started by Ray", None),
+    (model(["gpu_layers: 0"]), "line 5: models[0].gpu_layers: expected a number from 1", None),
+    ("models:\n  - {name: m, engine: vllm, weights: mirror:m, gpu_layers: 3}\n", "line 2: models[0].gpu_layers: only llama.cpp", None),
+    ("models:\n  - {name: m, engine: vllm, weights: mirror:m, nodes: 2}\n",
+     "line 2: models[0].nodes: a replica over several nodes needs the network", "not encrypted"),
     (model(["placement: {label: {a: b}}"]), "line 5: models[0].placement.label: unknown key", None),
     (model(["placement: {labels: {-a: b}}"]), "line 5: models[0].placement.labels.-a: label '-a'", None),
     (model(["aliases: [a, a]"]), "line 5: models[0].aliases[1]: a stands here a second time", None),
@@ -234,6 +252,17 @@ def test_values_and_short_numbers_pass_as_arguments():
 
 def test_remote_code_for_llama_cpp_is_a_warning():
     assert "means nothing to llama.cpp" in decode(model(["trust_remote_code: true"])).warnings[0]
+
+
+def test_ray_belongs_to_the_packages_where_an_engine_or_a_model_over_several_nodes_says_so():
+    def with_ray(engine="", more=""):
+        text = (f"fabric: 10.1.0.0/16\nengines:\n  llama.cpp: {{version: b10991}}\n  vllm: {{version: 0.30.0{engine}}}\nmodels:\n"
+                f"  - {{name: m, engine: vllm, weights: mirror:m{more}}}\n")
+        return {engine.name: engine.with_ray for engine in decode(text).engines}
+    assert with_ray() == with_ray(more=", nodes: 2") == {"llama.cpp": False, "vllm": False}
+    assert with_ray(engine=", launch_mode: ray") == with_ray(more=", nodes: 2, launch_mode: ray") == {
+        "llama.cpp": False, "vllm": True}
+    assert with_ray(more=", launch_mode: ray")["vllm"] is False, "on one node nothing is started with it"
 
 
 WORDS = st.sampled_from([

@@ -12,8 +12,7 @@ from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
 from llmgw.system import chunks, download, failpoint, files
-from llmgw.system.chunks import Bad, Supplier, Transfer
-from llmgw.system.download import Source
+from llmgw.system.chunks import Bad, Filler, Supplier, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class ControlPlane:
     def __init__(self, client: ControlClient, digest: str) -> None:
         self._client, self._path = client, paths.fill(paths.BLOB, digest=digest)
 
-    def open(self, first: int, end: int) -> Source:
+    def open(self, first: int, end: int) -> Filler:
         return self._client.stream(self._path, headers={"Range": f"bytes={first}-{end - 1}"})
 
 

@@ -22,6 +22,7 @@ class ClusterConfig:
     tls_certificate: str = ""                # the operator's own, instead of one that is made
     tls_key: str = ""
     tls_ca: str = ""
+    mirror_bytes_per_second: int = 0         # what all nodes together may fetch; 0: no limit
 
 
 @dataclass(frozen=True)

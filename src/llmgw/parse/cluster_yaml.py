@@ -29,7 +29,8 @@ from llmgw.parse.engine_version import MIN_LLAMA_BUILD
 from llmgw.parse.yaml_fields import Value, need
 from llmgw.parse.yaml_subset import MapNode, load
 
-KEYS = ("cluster", "listen", "names", "tls", "store", "engines", "models")
+KEYS = ("cluster", "listen", "names", "tls", "store", "engines", "models", "fabric", "mirror")
+MIRROR_KEYS = ("megabytes_per_second",)
 TLS_KEYS = ("certificate", "key", "ca")
 ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode", "as_of", "allow_insecure", *TOOL_VERSIONS)
 MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "context_length", "parallel",
@@ -75,7 +76,13 @@ def decode(data: bytes, name: str, read_file: Callable[[str], bytes],
     certificate, key, ca = _tls(fields)
     return ClusterConfig(cluster, host, port, engines, models, tuple(warnings),
                          fields["names"].distinct(lambda item: item.checked(address.host)) if "names" in fields else (),
-                         certificate, key, ca)
+                         certificate, key, ca, mirror_bytes_per_second=_mirror_speed(fields))
+
+
+def _mirror_speed(fields: Mapping[str, Value]) -> int:
+    """Return how many bytes a second all nodes together may get of the mirror; 0: as many as they can."""
+    inner = fields["mirror"].fields(MIRROR_KEYS, {}) if "mirror" in fields else {}
+    return _whole(inner, "megabytes_per_second", 1, 1_000_000, 0) * 1_000_000
 
 
 def _tls(fields: Mapping[str, Value]) -> Tuple[str, str, str]:

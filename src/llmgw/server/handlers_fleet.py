@@ -54,7 +54,9 @@ class FleetHandlers:
 
     def blob(self, request: Request) -> Response:
         digest = sha256_hex(request.args["digest"])
-        return Response(file=self._mirror.open(digest), content_type=BINARY, etag=digest)
+        pace = self._mirror.pace
+        pace.bytes_per_second = self._parts.config.state.current.mirror_bytes_per_second
+        return Response(file=self._mirror.open(digest), content_type=BINARY, etag=digest, pace=pace.take)
 
     def engine_asset(self, request: Request) -> Response:
         args, engines = request.args, self._parts.engines

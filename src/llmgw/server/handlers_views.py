@@ -53,7 +53,8 @@ class ViewHandlers:
         body = metrics.page(
             self._reconciler.snapshot, epoch=self._reconciler.epoch, heartbeats=parts.nodes.heartbeats,
             connections=self._numbers.connections(), revision=parts.store.revision,
-            routers=len(parts.routers.fresh()), answers=self._numbers.answers())
+            routers=len(parts.routers.fresh()), answers=self._numbers.answers(),
+            mirror_bytes=parts.sources.sent_bytes())
         return Response(body=body, content_type="text/plain; version=0.0.4; charset=utf-8")
 
     def nodes(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ Labels = Tuple[Tuple[str, str], ...]
 
 
 def page(snapshot: Snapshot, *, epoch: int, heartbeats: int, connections: int, revision: int, routers: int,
-         answers: Mapping[Tuple[str, int], int]) -> bytes:
+         answers: Mapping[Tuple[str, int], int], mirror_bytes: int = 0) -> bytes:
     """Return the whole page."""
     lines: List[str] = []
     _add(lines, "llmgw_server_info", "gauge", [((("version", __version__),), 1.0)])
@@ -18,6 +18,7 @@ def page(snapshot: Snapshot, *, epoch: int, heartbeats: int, connections: int, r
     _add(lines, "llmgw_store_revision", "gauge", [((), float(revision))])
     _add(lines, "llmgw_heartbeats_total", "counter", [((), float(heartbeats))])
     _add(lines, "llmgw_http_connections", "gauge", [((), float(connections))])
+    _add(lines, "llmgw_mirror_sent_bytes_total", "counter", [((), float(mirror_bytes))])
     _add(lines, "llmgw_routers", "gauge", [((), float(routers))])
     _add(lines, "llmgw_demotions_held", "gauge", [((), float(bool(snapshot.suspicion)))])
     lives: Dict[str, int] = {}
@@ -39,7 +40,7 @@ def _add(lines: List[str], name: str, kind: str, values: Iterable[Tuple[Labels, 
     lines.append(f"# TYPE {name} {kind}")
     for labels, value in values:
         text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels)
-        lines.append(f"{name}{{{text}}} {value:g}" if text else f"{name} {value:g}")
+        lines.append(f"{name}{{{text}}} {value:.17g}" if text else f"{name} {value:.17g}")
 
 
 def _escaped(label: str) -> str:

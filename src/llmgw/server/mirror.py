@@ -25,6 +25,7 @@ from llmgw.server.describe import describe
 from llmgw.server.store import Delete, Put, Store
 from llmgw.system import failpoint, files, hashing
 from llmgw.system.clock import Clock
+from llmgw.system.pace import Pace
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Mirror:
         for made in (folder, os.path.dirname(blobs), blobs):     # makedirs gives the mode to the last one only
             files.make_dir(made)
         self._uploads = files.make_dir(os.path.join(folder, "uploads"))
+        self.pace = Pace()            # of what nodes get
         self._lock = threading.Lock()
         self._parts: Dict[str, _Part] = {}
         self._chunks: Dict[str, Tuple[str, ...]] = {}

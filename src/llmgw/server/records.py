@@ -32,7 +32,7 @@ EVENTS = "events/"            # NUMBER -> EVENT_VIEW
 
 CLUSTER_CONFIG = Record(ClusterConfig, cluster=text, host=text, port=whole, engines=tuple_of(wire.ENGINE_WANTED),
                         models=tuple_of(wire.MODEL_SPEC), warnings=texts, names=texts, tls_certificate=text,
-                        tls_key=text, tls_ca=text)
+                        tls_key=text, tls_ca=text, mirror_bytes_per_second=whole)
 
 
 class Cached:

@@ -64,6 +64,10 @@ class Sources:
             reading = [f"reading {path}" for path in self._running]
         return reading if self._hub is None else [*reading, *self._hub.activity()]
 
+    def sent_bytes(self) -> int:
+        """Return how many bytes of weights nodes were sent since the start."""
+        return self._mirror.pace.sent_bytes
+
     def _from_hub(self, spec: ModelSpec) -> Tuple[Optional[Weights], str]:
         if self._hub is None:
             return None, f"weights {spec.weights}: fetching from Hugging Face is not available in this build"

@@ -40,4 +40,5 @@ def _line(name: str, seen: WeightsObserved, size: int) -> WeightsOnNode:
     total = seen.total_bytes or size
     left = max(0, total - seen.done_bytes)
     seconds = left // seen.bytes_per_second if seen.bytes_per_second > 0 else None
-    return WeightsOnNode(name, seen.phase.value, 100 * seen.done_bytes // total if total else 100, seconds, seen.message)
+    percent = 100 * seen.done_bytes // total if total else 100
+    return WeightsOnNode(name, seen.phase.value, percent, seconds, seen.message)

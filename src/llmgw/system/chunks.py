@@ -30,13 +30,19 @@ CHUNK_TRIES = 3
 SPACE_CHECK_CHUNKS = 8    # 64 MiB
 
 
+class Filler(Source, Protocol):
+    """An answer that can be read into a buffer; system/http_client.Stream is one."""
+
+    def read_into(self, view: memoryview) -> int: ...
+
+
 class Supplier(Protocol):
     """Somebody who has the file. One that is ``spare`` may fail without anybody minding."""
 
     name: str
     spare: bool
 
-    def open(self, first: int, end: int) -> Source: ...
+    def open(self, first: int, end: int) -> Filler: ...
 
 
 @dataclass
@@ -120,12 +126,13 @@ class Transfer:
             raise DownloadFailed(f"{os.path.basename(self._path)}: nobody had the rest of it")
 
     def _work(self, supplier: Supplier) -> None:
+        buffer = memoryview(bytearray(PIECE_BYTES))
         while True:
             run = self._take(supplier)
             if not run:
                 return
             try:
-                self._bring(supplier, run)
+                self._bring(supplier, run, buffer)
             except LlmgwError as error:
                 self._give_up(supplier, error)
                 return
@@ -151,42 +158,41 @@ class Transfer:
                 run.append(self._missing.popleft())
             return run
 
-    def _bring(self, supplier: Supplier, run: List[int]) -> None:
+    def _bring(self, supplier: Supplier, run: List[int], buffer: memoryview) -> None:
         """Receive the chunks of ``run``, taking each out of it as it is proven and written."""
-        data, have = self._begun(run[0])
+        have, digest = self._begun(run[0])
         first = run[0] * CHUNK_BYTES + have
-        end = min((run[-1] + 1) * CHUNK_BYTES, self._size)
-        source = supplier.open(first, end)
+        source = supplier.open(first, min((run[-1] + 1) * CHUNK_BYTES, self._size))
         try:
             _check_answer(source, first, self._size)
             watch = _Stall(self._stalled)
             while run:
-                index = run[0]
-                self._receive(source, data, have, index, watch)
-                if not self._prove(supplier, index, data):
+                self._receive(source, buffer, run[0], have, digest, watch)
+                if not self._prove(supplier, run[0], digest.hexdigest()):
                     return
                 run.pop(0)
-                data, have = bytearray(CHUNK_BYTES), 0
+                have, digest = 0, hashlib.sha256()
         finally:
             source.close()
 
-    def _receive(self, source: Source, data: bytearray, have: int, index: int, watch: "_Stall") -> None:
+    def _receive(self, source: Filler, buffer: memoryview, index: int, have: int, digest: "hashlib._Hash",
+                 watch: "_Stall") -> None:
+        """Write and hash a chunk piece by piece, while each piece is still in the processor's cache."""
         length, start = self._length(index), index * CHUNK_BYTES
-        view = memoryview(data)
         while have < length:
             self._halt_when_told()
-            piece = source.read(min(PIECE_BYTES, length - have))
-            if not piece:
+            count = source.read_into(buffer[:min(PIECE_BYTES, length - have)])
+            if not count:
                 raise DownloadFailed(f"the transfer ended at {start + have} of {self._size} bytes")
-            view[have:have + len(piece)] = piece
+            piece = buffer[:count]
             os.pwrite(self._file, piece, start + have)
-            have += len(piece)
-            watch.saw(len(piece))
+            digest.update(piece)
+            have += count
+            watch.saw(count)
         failpoint.reach("fetch-in-the-middle")
 
-    def _prove(self, supplier: Supplier, index: int, data: bytearray) -> bool:
+    def _prove(self, supplier: Supplier, index: int, actual: str) -> bool:
         length = self._length(index)
-        actual = hashlib.sha256(memoryview(data)[:length]).hexdigest()
         if actual == self._chunks[index]:
             self._count(length)
             return True
@@ -218,15 +224,11 @@ class Transfer:
     def _length(self, index: int) -> int:
         return min(CHUNK_BYTES, self._size - index * CHUNK_BYTES)
 
-    def _begun(self, index: int) -> Tuple[bytearray, int]:
-        """Return a chunk with what an earlier try received of it, and how much that is."""
-        data = bytearray(CHUNK_BYTES)
+    def _begun(self, index: int) -> Tuple[int, "hashlib._Hash"]:
+        """Return how much an earlier try received of a chunk, and the hash of it so far."""
         have = 0 if index in self._stale else min(self._extent(index), self._length(index) - 1)
-        if have:
-            kept = os.pread(self._file, have, index * CHUNK_BYTES)
-            have = len(kept)
-            data[:have] = kept
-        return data, have
+        kept = os.pread(self._file, have, index * CHUNK_BYTES) if have else b""
+        return len(kept), hashlib.sha256(kept)
 
     def _extent(self, index: int) -> int:
         """Return how many bytes lie at the start of a chunk without a hole."""

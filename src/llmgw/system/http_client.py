@@ -53,6 +53,19 @@ class Stream:
                 raise Unreachable(f"{self._where}: the connection ended {self._left} bytes early")
         return data
 
+    def read_into(self, view: memoryview) -> int:
+        """Fill ``view`` as far as the body reaches and return how much came; Unreachable when it stops early."""
+        wanted = len(view) if self._left is None else min(len(view), self._left)
+        try:
+            count = self._response.readinto(view[:wanted]) if wanted else 0
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self._where, error) from error
+        if self._left is not None:
+            self._left -= count
+            if count < wanted:
+                raise Unreachable(f"{self._where}: the connection ended {self._left} bytes early")
+        return count
+
     def close(self) -> None:
         self._connection.close()
 

@@ -179,9 +179,11 @@ class Conversation:
     def _send_file(self, response: Response, first: int, count: int) -> None:
         assert response.file is not None
         while count > 0:
+            piece = min(count, PIECE_BYTES)
+            piece = response.pace(piece) if response.pace is not None else piece
             self._sock.settimeout(WRITE_SECONDS)
             response.file.seek(first)                     # over TLS it is read, from where it stands
-            sent = self._sock.sendfile(response.file, first, min(count, PIECE_BYTES))
+            sent = self._sock.sendfile(response.file, first, piece)
             if not sent:
                 raise Gone()                              # the file shrank; the length was promised
             first, count = first + sent, count - sent

@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """``file`` is sent with Range and closed by the server; ``pieces`` are sent as they come."""
+    """``file`` is sent with Range, at ``pace``, and closed by the server; ``pieces`` are sent as they come."""
 
     status: int = 200
     body: bytes = b""
@@ -75,6 +75,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
     file: Optional[BinaryIO] = None
     etag: str = ""
+    pace: Optional[Callable[[int], int]] = None    # waits until some of so many bytes may go, and says how many
     pieces: Optional[Any] = None
 
 

@@ -29,11 +29,12 @@ def gpu(number, size=80, used=0, name="H100", node="x", mig=False):
 
 
 def node(name, memory=64, disk=500, gpus=(), engines=(INSTALLED,), labels=None, shards=(), weights=(),
-         liveness=ALIVE, draining=False, acknowledged=True, probed=True, heard=True, gate_port=7802):
+         liveness=ALIVE, draining=False, acknowledged=True, probed=True, heard=True, gate_port=7802,
+         fabric=""):
     facts = NodeFacts(memory_total_bytes=memory * GIB, memory_available_bytes=int(memory * GIB),
                       disk_total_bytes=int(disk * GIB), disk_free_bytes=int(disk * GIB), gpus=tuple(gpus))
     observed = NodeObserved(
-        NodeIdentity(name, "1", f"boot-{name}", "127.0.0.1", gate_port, dict(labels or {})), facts, probed,
+        NodeIdentity(name, "1", f"boot-{name}", "127.0.0.1", gate_port, dict(labels or {}), fabric), facts, probed,
         engines=tuple(engines), shards=tuple(shards),
         weights=tuple(WeightsObserved(mark, mark, WeightsPhase.WHOLE) for mark in weights))
     return NodeState(name, liveness, observed if heard else None, draining, acknowledged)

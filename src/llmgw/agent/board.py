@@ -177,7 +177,8 @@ class Board:
 
     def _reachable(self, shard: ShardObserved) -> ShardObserved:
         """A ready shard is reported so once the gate knows it: a router that comes sooner would be refused."""
-        if shard.state is not ShardState.READY or (shard.id, shard.incarnation) in self._open:
+        is_served = shard.port is not None        # not the part of a replica that rank 0 serves on another node
+        if shard.state is not ShardState.READY or not is_served or (shard.id, shard.incarnation) in self._open:
             return shard
         return dataclasses.replace(shard, state=ShardState.STARTING, reason="GateNotOpen",
                                    message="the engine is ready, the gate does not let requests through yet")

@@ -19,13 +19,14 @@ class Ports:
         self._held: Set[int] = set()
         self._lock = threading.Lock()
 
-    def take(self) -> int:
-        """Return a port where nobody answers and where a server can listen."""
+    def take(self, host: str = "127.0.0.1") -> int:
+        """Return a port where nobody answers and where a server can listen, on ``host`` and on loopback."""
         with self._lock:
             for _ in range(self._count):
                 port = self._first + self._next
                 self._next = (self._next + 1) % self._count
-                if port not in self._held and not answers("127.0.0.1", port) and is_free("127.0.0.1", port):
+                if port not in self._held and all(not answers(place, port) and is_free(place, port)
+                                                  for place in {"127.0.0.1", host}):
                     self._held.add(port)
                     return port
         raise PortTaken(f"no free port from {self._first} to {self._first + self._count - 1}",

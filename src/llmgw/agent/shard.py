@@ -8,22 +8,23 @@ import random
 import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from llmgw.agent import shard_row, weights
+from llmgw.agent import shard_row, sidecars
 from llmgw.agent.board import Board, Usable
-from llmgw.agent.engine_user import EngineUser, work_dir
+from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
+from llmgw.agent.prepare import prepared
 from llmgw.agent.readiness import OPENS, EngineDoor, Proof
 from llmgw.agent.watch import Watch, start_sign
 from llmgw.decide import lifecycle, progress, restarts
 from llmgw.decide.lifecycle import Event
-from llmgw.decide.shards import Seen, Step, next_step
+from llmgw.decide.shards import Seen, Step, next_step, why_wait
 from llmgw.domain.errors import DiskFull, LlmgwError, StorageError
 from llmgw.domain.model import WeightsPhase
 from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
 from llmgw.engines import registry
-from llmgw.engines.base import Place, Program
-from llmgw.system import accounts, failpoint, files, log_tail, logs, proc, spawn
+from llmgw.engines.base import Program
+from llmgw.system import failpoint, files, log_tail, logs, proc, spawn
 from llmgw.system.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,12 @@ class ShardKeeper:
         self._end.set()
         self.poke.set()
 
+    def update(self, wanted: ShardWanted) -> None:
+        """Hear what is new of the other ranks; nothing else of a shard ever changes."""
+        if wanted.gang != self._wanted.gang:
+            self._wanted = dataclasses.replace(self._wanted, gang=wanted.gang)
+            self.poke.set()
+
     def adopt(self) -> None:
         """Take over what an earlier agent left running. A proven program stays ready: it never stopped serving."""
         identity = self._row.identity
@@ -77,6 +84,7 @@ class ShardKeeper:
             identity = spawn.find(self._marker) if self._row.incarnation else None
         if identity is not None and self._row.port is not None:
             self._ports.hold(self._row.port)
+            self._ports.hold(self._row.meet_port)
             self._note(identity=identity)
             self._begin(Event.ADOPTED)
             log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
@@ -98,13 +106,19 @@ class ShardKeeper:
         now = self._clock.monotonic()
         usable = self._usable()
         held = self._board.weights((self._wanted.weights.name, self._wanted.weights.fingerprint))
+        gang, runs = self._wanted.gang, self._runs()
         return Seen(
             state=self._state, wanted=not self._end.is_set(), engine_usable=usable is not None,
             weights_whole=held is not None and held.phase is WeightsPhase.WHOLE,
-            runs=self._row.identity is not None and spawn.alive(self._row.identity),
+            runs=runs, turn_over=gang is not None and self._row.turn < gang.turn,
+            must_wait=bool(why_wait(gang, self._wanted.rank, self._row.turn)),
             start_stalled=self._look_at_start(now),
             hung_too_long=self._watch is not None and self._watch.must_restart(now),
             not_before=self._not_before)
+
+    def _runs(self) -> bool:
+        """Whether the engine, and everything beside it, runs."""
+        return self._row.identity is not None and all(map(spawn.alive, (*self._row.sidecars, self._row.identity)))
 
     # steps ------------------------------------------------------------------
 
@@ -134,12 +148,17 @@ class ShardKeeper:
             self._say("CannotStop", "what is left of its last run does not end")
             return
         try:
-            port = self._ports.take()
+            port, gang = self._ports.take(), self._wanted.gang
             self._row = dataclasses.replace(self._row, incarnation=self._row.incarnation + 1, port=port,
-                                            identity=None, ready=False)
-            program = self._prepared(usable, port)
+                                            identity=None, ready=False, sidecars=(), turn=gang.turn if gang else 0)
+            if gang is not None and not self._follows:
+                self._row = dataclasses.replace(self._row, meet_port=self._ports.take(gang.address))
+            log_tail.rotate(self._log_path)
+            *beside, program = prepared(self._wanted, self._engine, usable, self._row, self._layout, self._user)
             shard_row.write(self._folder, self._row)
             failpoint.reach("shard-before-exec")
+            self._row = dataclasses.replace(self._row, sidecars=sidecars.start(
+                beside, self._marker, self._log_path, self._end))
             identity = spawn.start(program.command, self._marker, self._log_path)
             self._note(identity=identity)
             failpoint.reach("shard-after-exec")
@@ -147,6 +166,8 @@ class ShardKeeper:
             self._put_off(error)
             return
         except LlmgwError as error:
+            if self._row.incarnation:
+                spawn.stop(self._marker, grace_seconds=2.0)      # what had started beside it
             self._record_failure(error.reason, error.message, program)
             return
         self._said.is_over("start")
@@ -164,6 +185,11 @@ class ShardKeeper:
 
     def _prove(self) -> None:
         assert self._door is not None and self._row.identity is not None
+        if self._follows:                     # rank 0 serves, and its answers take all of us
+            gang = self._wanted.gang
+            if gang is not None and gang.lead_ready:
+                self._became_ready()
+            return
         finding = self._door.prove(self._row.identity)
         if finding.proof is Proof.READY:
             self._became_ready()
@@ -180,6 +206,8 @@ class ShardKeeper:
             self._failures = ()
             self._note(first_failure=None)
         log_tail.bound(self._log_path, MAX_LOG_BYTES)
+        if self._follows:
+            return
         assert self._watch is not None
         hung = self._watch.turn(now)
         if hung and self._state is ShardState.READY:
@@ -197,6 +225,23 @@ class ShardKeeper:
         how = "ended unasked" if code is None else (
             f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}")
         self._record_failure(ENDED, f"the engine {how}", None)
+
+    def _end_turn(self) -> None:
+        """Make room for the next turn of the gang."""
+        left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
+        if left:
+            self._say("CannotStop", f"these processes do not end: {', '.join(map(str, left))}")
+            return
+        self._let_go()
+        self._ready_at = None
+        self._note(identity=None, ready=False, sidecars=())
+        self._move(Event.TURN_OVER, "Restarting", "every rank of its replica is started again")
+
+    def _wait_for_gang(self) -> None:
+        if self._state is ShardState.WAITING:
+            self._move(Event.ENGINE_READY)
+        if self._state is ShardState.FETCHING:
+            self._say("WaitingForGang", why_wait(self._wanted.gang, self._wanted.rank, self._row.turn))
 
     def _end_stalled(self) -> None:
         self._end_for("StartStalled", f"no progress for {progress.STALLED_START_SECONDS:.0f} seconds "
@@ -224,36 +269,12 @@ class ShardKeeper:
 
     # what steps share -------------------------------------------------------
 
-    def _prepared(self, usable: Usable, port: int) -> Program:
-        """Write the shard's files and return its program, marked as ours."""
-        key_file = os.path.join(self._folder, self._engine.key_file_name)
-        template = os.path.join(self._folder, "template.jinja")
-        run_as = self._user.of_shard(self._folder, port)
-        files.write_atomic(key_file, self._engine.key_file(self._wanted.key))
-        if run_as is not None:
-            accounts.give(key_file, run_as, 0o600)
-        if self._wanted.model.chat_template:
-            files.write_atomic(template, self._wanted.model.chat_template.encode("utf-8"), 0o644)
-        log_tail.rotate(self._log_path)
-        folder = self._layout.weights(self._wanted.weights.name, self._wanted.weights.fingerprint)
-        first = os.path.join(folder, weights.first_file(self._wanted.weights))
-        place = Place(program=usable.program, library_dirs=usable.library_dirs,
-                      model_path=folder if self._engine.takes_folder else first, work_dir=work_dir(self._folder),
-                      key_file=key_file,
-                      template_file=template if self._wanted.model.chat_template else "", port=port,
-                      projector_path=weights.projector_file(folder, self._wanted.weights))
-        program = self._engine.programs(self._wanted, place)[-1]
-        command = program.command
-        marks = {shard_row.OWNER: self._layout.root, shard_row.PORT: str(port),
-                 shard_row.SHARD: f"{self.id}.{self._row.incarnation}"}
-        made = Program(program.name, dataclasses.replace(command, env={**command.env, **marks}, run_as=run_as))
-        files.write_atomic(os.path.join(self._folder, "command"), (str(made.command) + "\n").encode())
-        return made
-
     def _begin(self, event: Event) -> None:
         assert self._row.port is not None and self._row.identity is not None
         now = self._clock.monotonic()
-        self._door = EngineDoor(self._engine, self._wanted.model, self._wanted.key, self._row.port)
+        gang = self._wanted.gang
+        self._door = EngineDoor(self._engine, self._wanted.model, self._wanted.key, self._row.port,
+                                may_listen=(gang.address,) if gang else ())
         self._watch = Watch(self._engine, self._door, self._row.identity.pid)
         self._start = progress.Start(start_sign(self._row.identity.pid, self._log_path), now)
         self._not_before = None
@@ -304,14 +325,16 @@ class ShardKeeper:
     def _let_go(self) -> None:
         if self._row.identity is not None:
             spawn.forget(self._row.identity.pid)
-        if self._row.port is not None:
-            self._ports.give_back(self._row.port)
+        for port in (self._row.port, self._row.meet_port):
+            if port:
+                self._ports.give_back(port)
         if self._door is not None:
             self._door.close()
         self._door, self._watch, self._start = None, None, None
 
     def _look_at_start(self, now: float) -> bool:
-        if self._state is not ShardState.STARTING or self._start is None or self._row.identity is None:
+        if self._state is not ShardState.STARTING or self._start is None or self._row.identity is None \
+                or self._follows:             # rank 0 is slow for all of them
             return False
         if now >= self._look_at:              # it looks at every process of the machine
             self._look_at = now + TURN
@@ -320,6 +343,10 @@ class ShardKeeper:
 
     def _usable(self) -> Optional[Usable]:
         return self._board.engine((self._wanted.model.engine, self._wanted.engine_version))[1]
+
+    @property
+    def _follows(self) -> bool:
+        return self._wanted.rank > 0
 
     def _last_command(self) -> str:
         return (files.read_bytes(os.path.join(self._folder, "command")) or b"").decode("utf-8", "replace").strip()
@@ -351,8 +378,8 @@ class ShardKeeper:
         running = self._state in (ShardState.STARTING, ShardState.READY, ShardState.UNREADY)
         self._board.put_shard(ShardObserved(
             self.id, self._state, self._reason, self._message, self._since, self._row.incarnation,
-            identity.pid if identity and running else None, self._row.port if running else None,
-            self._row.restarts, self._row.first_failure))
+            identity.pid if identity and running else None, self._row.port if running and not self._follows else None,
+            self._row.restarts, self._row.first_failure, self._row.turn, self._row.meet_port if running else 0))
 
 
 _STEPS: Dict[Step, Callable[[ShardKeeper], None]] = {
@@ -363,6 +390,8 @@ _STEPS: Dict[Step, Callable[[ShardKeeper], None]] = {
     Step.PROVE: ShardKeeper._prove,
     Step.WATCH: ShardKeeper._watch_it,
     Step.RECORD_END: ShardKeeper._record_end,
+    Step.END_TURN: ShardKeeper._end_turn,
+    Step.WAIT_FOR_GANG: ShardKeeper._wait_for_gang,
     Step.END_STALLED: ShardKeeper._end_stalled,
     Step.END_HUNG: ShardKeeper._end_hung,
     Step.STOP: ShardKeeper._stop,

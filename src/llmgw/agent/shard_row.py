@@ -5,10 +5,10 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass
-from typing import List, Optional, Set
+from typing import List, Optional, Set, Tuple
 
 from llmgw.api import wire
-from llmgw.domain.codec import Record, flag, optional, text, whole
+from llmgw.domain.codec import Record, flag, optional, text, tuple_of, whole
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.replica import FirstFailure
 from llmgw.system import files, proc, spawn
@@ -31,6 +31,9 @@ class ShardRow:
     ready: bool = False           # this incarnation was proven
     restarts: int = 0
     first_failure: Optional[FirstFailure] = None
+    turn: int = 0                 # of its gang, in which it was started last
+    meet_port: int = 0            # where the other ranks meet it
+    sidecars: Tuple[spawn.Identity, ...] = ()
 
     def marker(self, folder: str) -> spawn.Marker:
         return (MARKER, f"{folder}.{self.incarnation}")
@@ -38,7 +41,8 @@ class ShardRow:
 
 _IDENTITY = Record(spawn.Identity, boot_id=text, pid=whole, start=whole, marker_name=text, marker_value=text)
 _ROW = Record(ShardRow, id=text, incarnation=whole, port=optional(whole), identity=optional(_IDENTITY),
-              ready=flag, restarts=whole, first_failure=optional(wire.FIRST_FAILURE))
+              ready=flag, restarts=whole, first_failure=optional(wire.FIRST_FAILURE),
+              turn=whole, meet_port=whole, sidecars=tuple_of(_IDENTITY))
 
 
 def write(folder: str, row: ShardRow) -> None:

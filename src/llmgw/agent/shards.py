@@ -58,6 +58,9 @@ class Shards:
         for name in [name for name in self._refused if name not in wanted]:
             del self._refused[name]
             self._board.drop_shard(name)
+        for name, keeper in self._keepers.items():
+            if name in wanted:
+                keeper.update(wanted[name])
         for name in plan.take_up:
             self._take_up(wanted[name])
         if self._started and not self._swept:

@@ -22,7 +22,7 @@ NODE_FACTS = Record(
     disk_total_bytes=whole, disk_free_bytes=whole, nvidia_driver=optional(text), gpus=tuple_of(GPU),
     reboot_needed=text, warnings=texts)
 NODE_IDENTITY = Record(node.NodeIdentity, name=text, agent_version=text, boot_id=text, address=text,
-                       gate_port=whole, labels=text_map, instance=text)
+                       gate_port=whole, labels=text_map, instance=text, fabric_address=text)
 
 ASSET = Record(engine.Asset, name=text, size_bytes=whole, sha256=text)
 TOOL = Record(engine.Tool, name=text, version=text, assets=tuple_of(ASSET), problem=text, server_cannot=flag)
@@ -40,7 +40,7 @@ MODEL_SPEC = Record(
     model.ModelSpec, name=text, engine=text, weights=text, aliases=texts, replicas=whole,
     task=one_of(model.Task), context_length=optional(whole), parallel=whole, gpus=optional(whole),
     nodes=whole, chat_template=text, labels=text_map, only_nodes=texts, args=texts,
-    trust_remote_code=flag)
+    trust_remote_code=flag, launch_mode=text, fabric=text, gpu_layers=optional(whole))
 WEIGHTS_FILE = Record(model.WeightsFile, name=text, size_bytes=whole, sha256=text, chunks=texts)
 WEIGHTS = Record(
     model.Weights, name=text, fingerprint=text, files=tuple_of(WEIGHTS_FILE), source=text,
@@ -55,15 +55,16 @@ SHARD = Record(replica.Shard, rank=whole, node=text, gpus=tuple_of(GPU_SLOT))
 REPLICA = Record(
     replica.Replica, id=text, model=MODEL_SPEC, engine_version=text, weights=WEIGHTS,
     shards=tuple_of(SHARD), key=secret, wish=one_of(replica.ReplicaWish), created_at=number,
-    wish_since=number, reason=text)
+    wish_since=number, reason=text, turn=whole)
+GANG = Record(replica.Gang, size=whole, turn=whole, address=text, lead_address=text, meet_port=whole, lead_ready=flag)
 SHARD_WANTED = Record(
     replica.ShardWanted, id=text, replica=text, rank=whole, model=MODEL_SPEC, engine_version=text,
-    weights=WEIGHTS, key=secret, gpus=tuple_of(GPU_SLOT))
+    weights=WEIGHTS, key=secret, gpus=tuple_of(GPU_SLOT), gang=optional(GANG))
 FIRST_FAILURE = Record(replica.FirstFailure, at=number, message=text, command=text, log_tail=text)
 SHARD_OBSERVED = Record(
     replica.ShardObserved, id=text, state=one_of(replica.ShardState), reason=text, message=text,
     since=number, incarnation=whole, pid=optional(whole), port=optional(whole), restarts=whole,
-    first_failure=optional(FIRST_FAILURE))
+    first_failure=optional(FIRST_FAILURE), turn=whole, meet_port=whole)
 
 NODE_OBSERVED = Record(
     heartbeat.NodeObserved, identity=NODE_IDENTITY, facts=NODE_FACTS, probed=flag, epoch=whole,

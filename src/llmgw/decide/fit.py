@@ -65,7 +65,7 @@ def choose_gpus(spec: ModelSpec, weights: Weights,
 
 def _per_gpu(spec: ModelSpec, weights: Weights, count: int) -> int:
     shared = memory_bytes(spec, weights) - OVERHEAD_BYTES
-    return shared // max(1, count) + OVERHEAD_BYTES
+    return shared // max(1, count * spec.nodes) + OVERHEAD_BYTES
 
 
 def _left(gpu: Gpu) -> Optional[int]:

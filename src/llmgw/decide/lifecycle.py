@@ -23,6 +23,7 @@ class Event(str, enum.Enum):
     ENDED_OFTEN = "ended-often"
     STOP = "stop"                        # nobody wants it any more
     GONE = "gone"                        # nothing of it runs
+    TURN_OVER = "turn-over"              # of a gang: ended, to be started again with all the others
 
 
 _BEFORE_START = {Event.ENGINE_GONE: S.WAITING, Event.WEIGHTS_GONE: S.FETCHING}
@@ -33,9 +34,9 @@ TRANSITIONS: Dict[S, Dict[Event, S]] = {
                 Event.ADOPTED: S.STARTING, Event.STOP: S.STOPPING},
     S.FETCHING: {**_BEFORE_START, Event.STARTED: S.STARTING, Event.ADOPTED: S.STARTING,
                  Event.ENDED: S.BACKOFF, Event.ENDED_OFTEN: S.CRASHLOOP, Event.STOP: S.STOPPING},
-    S.STARTING: {Event.READY: S.READY, **_FAILING},
-    S.READY: {Event.HUNG: S.UNREADY, **_FAILING},
-    S.UNREADY: {Event.ANSWERED: S.READY, **_FAILING},
+    S.STARTING: {Event.READY: S.READY, Event.TURN_OVER: S.FETCHING, **_FAILING},
+    S.READY: {Event.HUNG: S.UNREADY, Event.TURN_OVER: S.FETCHING, **_FAILING},
+    S.UNREADY: {Event.ANSWERED: S.READY, Event.TURN_OVER: S.FETCHING, **_FAILING},
     S.BACKOFF: {**_BEFORE_START, Event.STARTED: S.STARTING, Event.ENDED: S.BACKOFF,
                 Event.ENDED_OFTEN: S.CRASHLOOP, Event.STOP: S.STOPPING},
     S.CRASHLOOP: {**_BEFORE_START, Event.STARTED: S.STARTING, Event.ENDED: S.CRASHLOOP,

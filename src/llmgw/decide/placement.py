@@ -6,6 +6,7 @@ that are there are never moved: what is placed stays placed.
 from __future__ import annotations
 
 import bisect
+import ipaddress
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
 
@@ -154,6 +155,8 @@ class Board:
     def place(self, need: Need) -> Union[Placed, Unplaced]:
         """Return the best place, or every node with its reason. Take it with ``take``."""
         memory = fit.memory_bytes(need.spec, need.weights)
+        if need.spec.nodes > 1:
+            return self._place_gang(need, memory)
         shard: Optional[Shard] = None
         if need.spec.gpus != 0:
             first = bisect.bisect_left(self._gpus, (fit.gpu_count(need.spec), ""))
@@ -165,6 +168,26 @@ class Board:
             return Placed((shard,))
         return Unplaced(tuple(f"{name}: {self._why_not(room, need, memory)}"
                               for name, room in self._rooms.items()))
+
+    def _place_gang(self, need: Need, memory: int) -> Union[Placed, Unplaced]:
+        """Return a place on every one of ``nodes:`` nodes, all with GPUs or all without; a part is no place."""
+        ways = ([True] if need.spec.gpus != 0 else []) + ([False] if fit.may_use_cpu(need.spec) else [])
+        rooms = [room for room in self._able(need).values()
+                 if not _why_filtered(room, need) and not _why_no_disk(room, need)]
+        for on_gpus in ways:
+            found = []
+            for room in rooms:
+                shard = _fit_gpus(room, need) if on_gpus else _fit_cpu(room, need, memory)
+                if isinstance(shard, Shard):
+                    rank = (room.models.get(need.spec.name, 0), need.weights.fingerprint not in room.whole)
+                    found.append((rank, room.node.name, shard))
+            if len(found) >= need.spec.nodes:
+                chosen = sorted(found, key=lambda item: item[:2])[:need.spec.nodes]
+                return Placed(tuple(replace(shard, rank=at) for at, (_, _, shard) in enumerate(
+                    sorted(chosen, key=lambda item: item[1]))))
+        words = [f"{name}: {self._why_not(room, need, memory)}" for name, room in self._rooms.items()]
+        could = sum(word.endswith(": could take it") for word in words)
+        return Unplaced((f"it needs {need.spec.nodes} nodes at once, {could} could take a part of it", *words))
 
     def _best(self, need: Need, tightest_first: Sequence[Tuple[int, str]], memory: int,
               on_gpus: bool) -> Optional[Shard]:
@@ -265,9 +288,22 @@ def _why_dead(node: NodeState) -> str:
 
 
 def _why_filtered(room: _Room, need: Need) -> str:
-    if need.spec.nodes > 1:
-        return "a replica over several nodes is not supported yet"
+    if need.spec.nodes > 1 and room.node.observed is not None:
+        why = _why_not_in(need.spec.fabric, room.node.observed.identity.fabric_address)
+        if why:
+            return why
     return _why_elsewhere(room, need.spec)
+
+
+def _why_not_in(fabric: str, address: str) -> str:
+    """Return why a node cannot take part in the network ``fabric``; empty when it can."""
+    if not address:
+        return f"it has no fabric_address in {fabric} (try: fabric_address: in its agent.yaml)"
+    try:
+        inside = ipaddress.ip_address(address) in ipaddress.ip_network(fabric, strict=False)
+    except ValueError:
+        return f"its fabric_address {address} is no address"
+    return "" if inside else f"its fabric_address {address} is not in {fabric}"
 
 
 def _why_elsewhere(room: _Room, spec: ModelSpec) -> str:

@@ -17,6 +17,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
+from llmgw.decide import gangs
 from llmgw.decide.liveness import NodeLife
 from llmgw.decide.placement import Board, Need, NodeState, Placed, Unplaced
 from llmgw.domain.model import ModelSpec, Weights
@@ -68,7 +69,15 @@ class Remove:
     replica: str
 
 
-Step = Union[Place, Drain, Stop, Remove]
+@dataclass(frozen=True)
+class Restart:
+    """Start every rank of a replica over several nodes again."""
+
+    replica: str
+    reason: str
+
+
+Step = Union[Place, Drain, Stop, Remove, Restart]
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ _FIRST_TO_GO = {Health.GONE: 0, Health.ILL: 1, Health.COMING: 2, Health.UNKNOWN:
 
 def health(replica: Replica, nodes: Mapping[str, NodeState], answering: FrozenSet[str]) -> Health:
     """Return how ``replica`` stands; the worst of its shards decides."""
-    if replica.id in answering:
+    if replica.id in answering and len(replica.shards) < 2:
         return Health.WELL
     found = [_shard_health(replica, shard, nodes.get(shard.node)) for shard in replica.shards]
     for verdict in (Health.GONE, Health.ILL, Health.UNKNOWN, Health.COMING):
@@ -126,7 +135,7 @@ def _shard_health(replica: Replica, shard: Shard, node: Optional[NodeState]) -> 
     if node.observed is None or node.liveness.life is not NodeLife.READY:
         # a suspect node is a maybe: nothing is built on it, and nothing is done against it
         return Health.UNKNOWN
-    seen = observed_shard(replica, shard, node)
+    seen = gangs.seen_shard(replica, shard, node)     # of a gang, what is over is no news
     if seen is None:
         return Health.COMING
     return _OF_STATE[seen.state]
@@ -159,6 +168,9 @@ def reconcile(wanted: Sequence[Wanted], replicas: Sequence[Replica], nodes: Sequ
             steps += _after_drain(replica, by_name, traffic)
         elif replica.model.name in rows:
             rows[replica.model.name].append(replica)
+            why = gangs.lost(replica, by_name)
+            if why:
+                steps.append(Restart(replica.id, why))
         else:
             steps.append(Drain(replica.id, "its model is no longer wanted"))
     for want in wanted:

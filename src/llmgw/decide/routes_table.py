@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
+from llmgw.decide import gangs
 from llmgw.decide.liveness import NodeLife
 from llmgw.decide.placement import NodeState
 from llmgw.decide.replicas import Wanted, observed_shard
@@ -44,7 +45,7 @@ def _model(want: Wanted, rows: Sequence[Replica], nodes: Mapping[str, NodeState]
     routed: List[RoutedReplica] = []
     for row in sorted(rows, key=lambda row: row.id):
         one = _replica(row, nodes.get(row.shards[0].node), row.id in answering, kept.get(row.id))
-        if one is not None:
+        if one is not None and gangs.is_whole(row, nodes):
             routed.append(replace(one, tls_name=tls_names.get(one.node, "")))
     weights = want.weights or (rows[0].weights if rows else None)
     is_served = any(not row.draining for row in routed)

@@ -5,7 +5,7 @@ import enum
 from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
-from llmgw.domain.replica import ShardState
+from llmgw.domain.replica import Gang, ShardState
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Step(str, enum.Enum):
     END_STALLED = "end stalled"    # its start makes no progress
     END_HUNG = "end hung"
     STOP = "stop"
+    END_TURN = "end turn"          # the others of its gang are started again, and so is it
+    WAIT_FOR_GANG = "wait for gang"
     NOTHING = "nothing"
 
 
@@ -49,6 +51,8 @@ class Seen:
     runs: bool = False
     start_stalled: bool = False
     hung_too_long: bool = False
+    turn_over: bool = False        # of a gang: it runs in a turn that is over
+    must_wait: bool = False        # of a gang: its turn has not come
     not_before: Optional[float] = None
 
 
@@ -69,10 +73,23 @@ def next_step(seen: Seen, now: float) -> Step:
         return Step.WAIT_FOR_WEIGHTS
     if seen.not_before is not None and now < seen.not_before:
         return Step.PAUSE
-    return Step.START
+    return Step.WAIT_FOR_GANG if seen.must_wait else Step.START
+
+
+def why_wait(gang: Optional[Gang], rank: int, last_turn: int) -> str:
+    """Return why a rank is not started (again) now; empty when it may be. ``last_turn``: its last start was in it."""
+    if gang is None:
+        return ""
+    if last_turn >= gang.turn:
+        return "waits until all ranks of its replica are started again"
+    if rank > 0 and not gang.meet_port:
+        return "waits for rank 0 to say where it is met"
+    return "" if gang.address and gang.lead_address else "waits for the fabric_address of its node and of rank 0"
 
 
 def _of_running(seen: Seen) -> Step:
+    if seen.turn_over:
+        return Step.END_TURN
     if not seen.runs:
         return Step.RECORD_END
     if seen.state is ShardState.STARTING:

@@ -38,6 +38,9 @@ class ModelSpec:
     only_nodes: Tuple[str, ...] = ()              # placement.nodes; empty: any
     args: Tuple[str, ...] = ()
     trust_remote_code: bool = False
+    launch_mode: str = "mp"                       # of a replica over several nodes: mp or ray
+    fabric: str = ""                              # the network that those nodes may use, such as 10.1.0.0/16
+    gpu_layers: Optional[int] = None              # llama.cpp: so many on the GPU, the rest on the CPU; None: all
 
 
 @dataclass(frozen=True)

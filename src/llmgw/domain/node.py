@@ -60,4 +60,5 @@ class NodeIdentity:
     address: str = "127.0.0.1"              # where routers reach the gate
     gate_port: int = 0                      # 0: no gate yet
     labels: Mapping[str, str] = field(default_factory=dict)
+    fabric_address: str = ""                # in the network between nodes
     instance: str = ""                      # of its data folder: two agents of one machine are told apart by it

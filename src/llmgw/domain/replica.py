@@ -26,6 +26,18 @@ class Shard:
     gpus: Tuple[GpuSlot, ...] = ()
 
 
+@dataclass(frozen=True)
+class Gang:
+    """What a shard of a replica over several nodes is told of the others."""
+
+    size: int                 # how many nodes
+    turn: int                 # counts the starts of the whole: all ranks run in the same one
+    address: str              # this node's own, in the network between nodes
+    lead_address: str         # rank 0's
+    meet_port: int = 0        # where rank 0 is met; 0: it has not said so yet
+    lead_ready: bool = False  # rank 0 has answered, which takes every rank
+
+
 class ReplicaWish(str, enum.Enum):
     """What the control plane wants of a replica."""
 
@@ -48,6 +60,7 @@ class Replica:
     created_at: float = 0.0
     wish_since: float = 0.0   # wall clock; when ``wish`` last changed
     reason: str = ""          # why it is drained or stopped
+    turn: int = 1             # of a gang: counts the starts of the whole
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class ShardWanted:
     weights: Weights
     key: Secret
     gpus: Tuple[GpuSlot, ...] = ()
+    gang: Optional[Gang] = None       # None: the replica is on this node alone
 
 
 class ShardState(str, enum.Enum):
@@ -102,3 +116,5 @@ class ShardObserved:
     port: Optional[int] = None
     restarts: int = 0
     first_failure: Optional[FirstFailure] = None
+    turn: int = 0             # of its gang, in which its program was started last
+    meet_port: int = 0        # where the other ranks meet this one

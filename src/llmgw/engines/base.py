@@ -35,6 +35,7 @@ class Program:
     title: str = ""           # what its help is called, such as "vllm serve"
     help: Tuple[str, ...] = ()     # the words that make it print its help
     sections: Tuple[str, ...] = ()  # lines that a whole help of it holds
+    ready_at: Tuple[str, int] = ("", 0)   # of a sidecar: where it listens once it is ready
 
 
 class Engine:
@@ -50,6 +51,7 @@ class Engine:
     reserved_flags: FrozenSet[str] = frozenset()
     # What ``Place.model_path`` is: the folder of the weights, or their first file.
     takes_folder = False
+    over_nodes = False                # whether one replica can run over several nodes
     # Flags that it takes and its help does not list.
     unlisted_flags: FrozenSet[str] = frozenset()
     dashes_are_underscores = False    # whether it takes --a_b for --a-b

@@ -92,7 +92,7 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
              # llama-server divides this by --parallel
              "--ctx-size", str(context * model.parallel), "--parallel", str(model.parallel),
              "--metrics", "--api-key-file", place.key_file,
-             "--n-gpu-layers", ALL_LAYERS if shard.gpus else "0"]
+             "--n-gpu-layers", _layers_on_gpu(shard)]
     if place.projector_path:
         flags += ["--mmproj", place.projector_path]
     if place.template_file:
@@ -104,6 +104,12 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
         # an input is embedded in one physical batch or refused
         flags += ["--batch-size", str(context), "--ubatch-size", str(context)]
     return flags
+
+
+def _layers_on_gpu(shard: ShardWanted) -> str:
+    if not shard.gpus:
+        return "0"
+    return ALL_LAYERS if shard.model.gpu_layers is None else str(shard.model.gpu_layers)
 
 
 def _env(shard: ShardWanted, place: Place) -> Dict[str, str]:

@@ -47,6 +47,7 @@ class Sglang(Engine):
 
     name = SGLANG
     takes_folder = True
+    over_nodes = True
     health_path = "/ready"            # /health generates a token each time it is asked
     key_file_name = "key.yaml"        # it takes no other ending
     allowed_paths = python_env.allowed_paths("/health", "/ready", "/metrics", "/v1/models")
@@ -79,7 +80,10 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
     model = shard.model
     flags = ["--config", place.key_file, "--served-model-name", model.name,
              "--host", "127.0.0.1", "--port", str(place.port), "--enable-metrics",
-             "--tp-size", str(max(1, len(shard.gpus))), "--max-running-requests", str(model.parallel)]
+             "--tp-size", str(max(1, len(shard.gpus)) * (shard.gang.size if shard.gang else 1)), "--max-running-requests", str(model.parallel)]
+    if shard.gang is not None:
+        flags += ["--nnodes", str(shard.gang.size), "--node-rank", str(shard.rank),
+                  "--dist-init-addr", f"{shard.gang.lead_address}:{shard.gang.meet_port}"]
     if model.context_length is not None:
         flags += ["--context-length", str(model.context_length)]
     if not shard.gpus:
@@ -94,4 +98,4 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
 
 
 def _env(shard: ShardWanted, place: Place) -> Dict[str, str]:
-    return {**python_env.env(shard, place), "SGLANG_HOST_IP": "127.0.0.1"}
+    return {**python_env.env(shard, place), "SGLANG_HOST_IP": shard.gang.address if shard.gang else "127.0.0.1"}

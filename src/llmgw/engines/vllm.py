@@ -12,6 +12,7 @@ from llmgw.engines import python_env
 from llmgw.engines.base import Engine, Place, Program
 from llmgw.parse import prometheus
 
+RAY_MODULE = "ray.scripts.scripts"       # what the script ``ray`` calls
 MODULE = "vllm.entrypoints.cli.main"     # what the script ``vllm`` calls; an operator's Python may lie without scripts
 
 # What llmgw sets itself, and what would open the node, run code of a request's or a file's choosing, write requests
@@ -56,16 +57,21 @@ class Vllm(Engine):
 
     name = VLLM
     takes_folder = True
+    over_nodes = True
     allowed_paths = python_env.allowed_paths("/health", "/metrics", "/v1/models")
     reserved_flags = frozenset(_RESERVED.split())
     dashes_are_underscores = True
     unlisted_flags = frozenset(("-O",))
 
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
+        ray = shard.gang is not None and shard.model.launch_mode == "ray"
+        beside = (_ray_start(shard, place),) if ray else ()
+        if ray and shard.rank > 0:            # rank 0 starts what runs there
+            return beside
         argv = (place.program, "-m", MODULE, "serve", place.model_path, *_flags(shard, place), *shard.model.args)
-        return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir,
-                                          secret_env={"VLLM_API_KEY": shard.key.reveal()}),
-                        title="vllm serve", help=(place.program, "-m", MODULE, "serve", "--help=all")),)
+        return beside + (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir,
+                                                   secret_env={"VLLM_API_KEY": shard.key.reveal(), **_ray_key(shard)}),
+                                 title="vllm serve", help=(place.program, "-m", MODULE, "serve", "--help=all")),)
 
     def gauges(self, page: bytes) -> Gauges:
         # By exact names: ..._waiting_by_reason repeats the same requests.
@@ -84,8 +90,7 @@ class Vllm(Engine):
 
 def _flags(shard: ShardWanted, place: Place) -> List[str]:
     model = shard.model
-    flags = ["--served-model-name", model.name, "--host", "127.0.0.1", "--port", str(place.port),
-             "--tensor-parallel-size", str(max(1, len(shard.gpus))),
+    flags = ["--served-model-name", model.name, *_listen(shard, place), *_parallel(shard),
              # auto: the model's own, or as much as fits beside it
              "--max-model-len", str(model.context_length or "auto"), "--max-num-seqs", str(model.parallel),
              "--disable-uvicorn-access-log", "--disable-fastapi-docs"]
@@ -98,8 +103,48 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
     return flags
 
 
+def _listen(shard: ShardWanted, place: Place) -> List[str]:
+    return ["--headless"] if shard.rank > 0 else ["--host", "127.0.0.1", "--port", str(place.port)]
+
+
+def _parallel(shard: ShardWanted) -> List[str]:
+    """Return how the model is cut: tensors within a node, layers between nodes; on CPUs, tensors between nodes."""
+    gang, here = shard.gang, max(1, len(shard.gpus))
+    if gang is None:
+        return ["--tensor-parallel-size", str(here)]
+    cut = (["--tensor-parallel-size", str(here), "--pipeline-parallel-size", str(gang.size)] if shard.gpus
+           else ["--tensor-parallel-size", str(gang.size)])
+    if shard.model.launch_mode == "ray":
+        return cut + ["--distributed-executor-backend", "ray"]
+    return cut + ["--distributed-executor-backend", "mp", "--nnodes", str(gang.size), "--node-rank", str(shard.rank),
+                  "--master-addr", gang.lead_address, "--master-port", str(gang.meet_port)]
+
+
+def _ray_start(shard: ShardWanted, place: Place) -> Program:
+    """Return Ray's part on this node: the head on rank 0, which the others join. Nobody starts it but us."""
+    gang = shard.gang
+    assert gang is not None
+    script = (place.program, "-m", RAY_MODULE, "start")
+    where = ["--head", "--port", str(gang.meet_port), "--include-dashboard", "false"] if shard.rank == 0 else [
+        "--address", f"{gang.lead_address}:{gang.meet_port}"]
+    argv = (*script, *where, "--node-ip-address", gang.address, "--num-gpus", str(len(shard.gpus)),
+            "--disable-usage-stats", "--block")
+    return Program("ray", Command(argv, env=_env(shard, place), cwd=place.work_dir, secret_env=_ray_key(shard)),
+                   title="ray start", help=(*script, "--help"),
+                   ready_at=(gang.address, gang.meet_port) if shard.rank == 0 else ("", 0))
+
+
+def _ray_key(shard: ShardWanted) -> Dict[str, str]:
+    """Return the token that Ray (2.52 or newer) demands of every rank: whoever has none runs nothing."""
+    return {"RAY_AUTH_TOKEN": shard.key.reveal()} if shard.gang and shard.model.launch_mode == "ray" else {}
+
+
 def _env(shard: ShardWanted, place: Place) -> Dict[str, str]:
-    made = {**python_env.env(shard, place), "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
+    made = {**python_env.env(shard, place), "VLLM_HOST_IP": shard.gang.address if shard.gang else "127.0.0.1",
+            "VLLM_NO_USAGE_STATS": "1"}
+    if shard.gang and shard.model.launch_mode == "ray":
+        made.update({"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0",
+                     "RAY_ADDRESS": f"{shard.gang.lead_address}:{shard.gang.meet_port}"})
     if not shard.gpus:
         # On a CPU the KV cache is not what is left of a card: it has to be told its size.
         made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-shard.weights.size_bytes // (4 * _GIB))))

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from llmgw.domain.engine import LLAMA_CPP
 from llmgw.domain.model import ModelSpec, Task, Weights, WeightsFile
-from llmgw.domain.replica import GpuSlot, ShardWanted
+from llmgw.domain.replica import Gang, GpuSlot, ShardWanted
 from llmgw.domain.secret import Secret
 from llmgw.engines.base import Engine, Place, Program
 from llmgw.parse.engine_help import Help
@@ -59,6 +59,7 @@ def programs(engine: Engine, program: str, work_dir: str, args: Sequence[str] = 
              library_dirs: Tuple[str, ...] = ()) -> Tuple[Wide, ...]:
     """Return each program of ``engine`` with all flags that it gets in any of the samples, and ``args``."""
     found: Dict[str, Program] = {}
+    last = ""
     uses: Dict[str, Dict[str, List[str]]] = {}
     for shard in samples(engine):
         made = engine.programs(shard, _place(program, work_dir, shard, library_dirs))
@@ -68,7 +69,8 @@ def programs(engine: Engine, program: str, work_dir: str, args: Sequence[str] = 
                 values = uses.setdefault(one.title, {}).setdefault(flag, [])
                 if value not in values:
                     values.append(value)
-        last = made[-1].title
+            if one.name == "engine":
+                last = one.title
     theirs = tuple(Use(flag, (value,), True) for flag, value in flags(args))
     return tuple(Wide(title, one.help, one.sections, one.command.env, tuple(
         Use(flag, tuple(values)) for flag, values in uses[title].items()) + (theirs if title == last else ()))
@@ -79,10 +81,17 @@ def samples(engine: Engine) -> Tuple[ShardWanted, ...]:
     """Return shards that together need everything llmgw knows how to ask of the engine."""
     chat = _spec(engine, chat_template="{{ messages }}", context_length=4096, gpus=2,
                  trust_remote_code=engine.name != LLAMA_CPP)
-    specs = [(chat, _GPUS), (_spec(engine, gpus=0), ()), (_spec(engine, task=Task.EMBED, gpus=1), _GPUS[:1]),
+    alone = [(chat, _GPUS), (_spec(engine, gpus=0), ()), (_spec(engine, task=Task.EMBED, gpus=1), _GPUS[:1]),
              (_spec(engine, task=Task.RERANK), _GPUS[:1])]
-    return tuple(ShardWanted("sample-1.0", "sample-1", 0, spec, "0", _WEIGHTS, Secret(_KEY), gpus)
-                 for spec, gpus in specs)
+    over = [(_spec(engine, nodes=2, launch_mode=mode), _GPUS, rank) for mode in ("mp", "ray") for rank in (0, 1)
+            ] if engine.over_nodes else []
+    gang = Gang(2, 1, "10.0.0.2", "10.0.0.1", 7901)
+    return tuple([_shard(spec, gpus, 0, None) for spec, gpus in alone]
+                 + [_shard(spec, gpus, rank, gang) for spec, gpus, rank in over])
+
+
+def _shard(spec: ModelSpec, gpus: Tuple[GpuSlot, ...], rank: int, gang: Optional[Gang]) -> ShardWanted:
+    return ShardWanted(f"sample-1.{rank}", "sample-1", rank, spec, "0", _WEIGHTS, Secret(_KEY), gpus, gang)
 
 
 def _spec(engine: Engine, **more: object) -> ModelSpec:

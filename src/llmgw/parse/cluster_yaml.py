@@ -4,8 +4,10 @@ docs/configuration.md explains the keys; a test keeps it, the sample and this fi
 """
 from __future__ import annotations
 
+import ipaddress
 import re
-from typing import Callable, Dict, FrozenSet, List, Mapping, Tuple
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from llmgw.domain.cluster import ClusterConfig
 from llmgw.domain.engine import (
@@ -34,11 +36,11 @@ MIRROR_KEYS = ("megabytes_per_second",)
 TLS_KEYS = ("certificate", "key", "ca")
 ENGINE_KEYS = ("version", "cpu", "cuda", "launch_mode", "as_of", "allow_insecure", *TOOL_VERSIONS)
 MODEL_KEYS = ("name", "aliases", "engine", "weights", "replicas", "task", "context_length", "parallel",
-              "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode")
+              "gpus", "nodes", "placement", "chat_template", "args", "trust_remote_code", "launch_mode",
+              "fabric", "gpu_layers")
 PLACEMENT_KEYS = ("labels", "nodes")
-LATER = {"fabric": "replicas over several nodes are not supported yet",
-         "control_planes": "several control planes are not supported yet"}
-MODEL_LATER = {"fabric": "replicas over several nodes are not supported yet"}
+LATER = {"control_planes": "several control planes are not supported yet"}
+OVER_NODES = (VLLM, SGLANG)       # the engines that one replica can run over several nodes
 
 MAX_TEMPLATE_BYTES = 1 << 20
 # Older ones let requests in without a key (GHSA-94f4-hr76-p5j6), or run what they are sent (CVE-2026-3059, -3060).
@@ -68,7 +70,8 @@ def decode(data: bytes, name: str, read_file: Callable[[str], bytes],
     warnings = [f"engine {engine.name}: allow_insecure is set: versions with known holes are run"
                 for engine in engines if engine.allow_insecure]
     wanted = frozenset(engine.name for engine in engines)
-    models = tuple(_model(value, read_file, reserved_flags, wanted, warnings)
+    shared = _Shared(_network(fields["fabric"]) if "fabric" in fields else "", _launch_modes(fields))
+    models = tuple(_model(value, read_file, reserved_flags, wanted, shared, warnings)
                    for value in (fields["models"].items() if "models" in fields else ()))
     if "models" in fields:
         _check_distinct(fields["models"], models)
@@ -126,7 +129,7 @@ def _engine(name: str, whole: Value) -> EngineWanted:
         need(fields, "version", whole)
     insecure = fields["allow_insecure"].flag() if "allow_insecure" in fields else False
     version = _version(name, fields["version"], insecure) if "version" in fields else DEFAULT_VERSIONS[name]
-    _check_launch_mode(fields)
+    _launch_mode(fields, name, "mp")
     for key in ("as_of", *TOOL_VERSIONS):
         if key in fields and name not in PYTHON_ENGINES:
             fields[key].fail(f"{name} is not made of Python packages")
@@ -181,20 +184,34 @@ def _numbers(version: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:3])
 
 
-def _check_launch_mode(fields: Mapping[str, Value]) -> None:
-    if "launch_mode" in fields and fields["launch_mode"].choice(("mp", "ray")) == "ray":
-        fields["launch_mode"].fail("launch_mode ray is not supported yet", "write launch_mode: mp, or leave it out")
+def _launch_mode(fields: Mapping[str, Value], engine: str, default: str) -> str:
+    """Return how the programs on several nodes find each other."""
+    if "launch_mode" not in fields:
+        return default
+    mode = fields["launch_mode"].choice(("mp", "ray"))
+    if mode == "ray" and engine != VLLM:
+        fields["launch_mode"].fail(f"{engine} is not started by Ray", "write launch_mode: mp, or leave it out")
+    return mode
+
+
+def _network(value: Value) -> str:
+    """Return the network that nodes of one replica may use among each other."""
+    text = value.text()
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        value.fail(f"not a network: {text!r:.60}", "write it like 10.1.0.0/16")
 
 
 def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[str, FrozenSet[str]],
-           wanted: FrozenSet[str], warnings: List[str]) -> ModelSpec:
-    fields = whole.fields(MODEL_KEYS, MODEL_LATER)
+           wanted: FrozenSet[str], shared: "_Shared", warnings: List[str]) -> ModelSpec:
+    fields = whole.fields(MODEL_KEYS, {})
     name = need(fields, "name", whole).name_text()
     engine = need(fields, "engine", whole).choice(ENGINES)
     if engine not in wanted:
         fields["engine"].fail(f"{engine} is not under engines:",
                               f"add '{engine}: {{version: ...}}' to engines:")
-    _check_launch_mode(fields)
+    fabric = _network(fields["fabric"]) if "fabric" in fields else shared.fabric
     placement = fields["placement"].fields(PLACEMENT_KEYS, {}) if "placement" in fields else {}
     trust = fields["trust_remote_code"].flag() if "trust_remote_code" in fields else False
     if trust and engine == LLAMA_CPP:
@@ -207,7 +224,9 @@ def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[st
         context_length=fields["context_length"].whole(16, 1 << 27) if "context_length" in fields else None,
         parallel=_whole(fields, "parallel", 1, 1024, PARALLEL.get(engine, 1)),
         gpus=fields["gpus"].whole(0, 64) if "gpus" in fields else None,
-        nodes=_nodes(fields), chat_template=_template(fields, read_file),
+        nodes=_nodes(fields, name, engine, fabric, warnings), fabric=fabric,
+        launch_mode=_launch_mode(fields, engine, shared.launch_modes.get(engine, "mp")),
+        gpu_layers=_gpu_layers(fields, engine), chat_template=_template(fields, read_file),
         labels=placement["labels"].names() if "labels" in placement else {},
         only_nodes=placement["nodes"].distinct(Value.name_text) if "nodes" in placement else (),
         args=_args(fields, engine, reserved.get(engine, frozenset())), trust_remote_code=trust)
@@ -224,15 +243,31 @@ def _task(fields: Mapping[str, Value]) -> Task:
     return task
 
 
-def _nodes(fields: Mapping[str, Value]) -> int:
-    if _whole(fields, "nodes", 1, 1024, 1) > 1:
-        fields["nodes"].fail(MODEL_LATER["fabric"], "leave nodes: out")
-    return 1
+def _nodes(fields: Mapping[str, Value], name: str, engine: str, fabric: str, warnings: List[str]) -> int:
+    nodes = _whole(fields, "nodes", 1, 1024, 1)
+    if nodes > 1 and engine not in OVER_NODES:
+        fields["nodes"].fail(f"{engine} runs on one node", "leave nodes: out")
+    if nodes > 1 and not fabric:
+        fields["nodes"].fail("a replica over several nodes needs the network they may use among each other",
+                             "write fabric: 10.1.0.0/16; what they say to each other is not encrypted")
+    if nodes > 1:
+        warnings.append(f"model {name}: what its nodes say to each other over {fabric} is not encrypted, and asks for "
+                        "no key: let nobody else into that network")
+    return nodes
 
 
 def _template(fields: Mapping[str, Value], read_file: Callable[[str], bytes]) -> str:
     if "chat_template" not in fields:
         return ""
+def _gpu_layers(fields: Mapping[str, Value], engine: str) -> Optional[int]:
+    """Return how many layers lie on the GPU, where not all of them shall."""
+    if "gpu_layers" not in fields:
+        return None
+    if engine != LLAMA_CPP:
+        fields["gpu_layers"].fail("only llama.cpp puts a part of a model on the GPU", "leave it out")
+    return fields["gpu_layers"].whole(1, 10_000)
+
+
     value = fields["chat_template"]
     path = value.text()
     try:

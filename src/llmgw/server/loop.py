@@ -7,10 +7,10 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from llmgw.decide import liveness, replicas, routes_table
+from llmgw.decide import gangs, liveness, replicas, routes_table
 from llmgw.decide.liveness import Verdict
 from llmgw.decide.placement import NodeState
-from llmgw.decide.replicas import Drain, Place, Remove, Step, Stop, Traffic, Wanted
+from llmgw.decide.replicas import Drain, Place, Remove, Restart, Step, Stop, Traffic, Wanted
 from llmgw.domain.cluster import ClusterConfig
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.heartbeat import NodeDesired
@@ -175,6 +175,7 @@ class Reconciler:
         self._parts.engines.has_gpus = any(heard.observed.facts.gpus for heard in self._parts.nodes.heard().values())
         engines = tuple(self._parts.engines.wanted(engine) for engine in self._parts.config.state.current.engines)
         shards: Dict[str, List[ShardWanted]] = {name: [] for name in verdict.nodes}
+        states = self.node_states(verdict) if any(len(row.shards) > 1 for row in rows) else {}
         for row in rows:
             if row.wish is ReplicaWish.STOP:
                 continue
@@ -182,7 +183,7 @@ class Reconciler:
                 if shard.node in shards:
                     shards[shard.node].append(ShardWanted(
                         f"{row.id}.{shard.rank}", row.id, shard.rank, row.model, row.engine_version, row.weights,
-                        row.key, shard.gpus))
+                        row.key, shard.gpus, gangs.told(row, shard, states)))
         self._parts.nodes.publish({name: NodeDesired(engines, tuple(wanted)) for name, wanted in shards.items()})
 
     def _act(self, steps: Tuple[Step, ...]) -> Dict[str, Tuple[str, ...]]:
@@ -223,6 +224,10 @@ class Reconciler:
             if parts.store.txn([unchanged], parts.rows.removing(row, everybody)) is not None:
                 everybody.remove(row)
                 parts.events.add(f"replica/{row.id}", "Removed", "every node says that it is gone")
+            return
+        if isinstance(step, Restart):
+            if parts.store.txn([unchanged], parts.rows.writing(replace(row, turn=row.turn + 1))) is not None:
+                parts.events.add(f"replica/{row.id}", "Restarting", f"every rank is started again: {step.reason}")
             return
         assert isinstance(step, (Drain, Stop))
         wish = ReplicaWish.DRAIN if isinstance(step, Drain) else ReplicaWish.STOP

@@ -1,0 +1,43 @@
+"""The files of a shard, and its programs in their order, marked as ours."""
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import List
+
+from llmgw.agent import shard_row, sidecars, weights
+from llmgw.agent.board import Usable
+from llmgw.agent.engine_user import EngineUser, work_dir
+from llmgw.agent.layout import Layout
+from llmgw.agent.shard_row import ShardRow
+from llmgw.domain.replica import ShardWanted
+from llmgw.engines.base import Engine, Place, Program
+from llmgw.system import accounts, files
+
+
+def prepared(wanted: ShardWanted, engine: Engine, usable: Usable, row: ShardRow, layout: Layout,
+             user: EngineUser) -> List[Program]:
+    """Write what the shard's programs read, and return them."""
+    assert row.port is not None
+    folder = layout.shard(wanted.id)
+    key_file = os.path.join(folder, engine.key_file_name)
+    template = os.path.join(folder, "template.jinja")
+    run_as = user.of_shard(folder, row.port)
+    files.write_atomic(key_file, engine.key_file(wanted.key))
+    if run_as is not None:
+        accounts.give(key_file, run_as, 0o600)
+    if wanted.model.chat_template:
+        files.write_atomic(template, wanted.model.chat_template.encode("utf-8"), 0o644)
+    held = layout.weights(wanted.weights.name, wanted.weights.fingerprint)
+    first = os.path.join(held, weights.first_file(wanted.weights))
+    place = Place(program=usable.program, library_dirs=usable.library_dirs,
+                  model_path=held if engine.takes_folder else first, work_dir=work_dir(folder), key_file=key_file,
+                  template_file=template if wanted.model.chat_template else "", port=row.port,
+                  projector_path=weights.projector_file(held, wanted.weights))
+    if wanted.gang is not None and wanted.rank == 0:
+        wanted = dataclasses.replace(wanted, gang=dataclasses.replace(wanted.gang, meet_port=row.meet_port))
+    marks = {shard_row.OWNER: layout.root, shard_row.PORT: str(row.port),
+             shard_row.SHARD: f"{wanted.id}.{row.incarnation}"}
+    made = [sidecars.marked(one, marks, run_as) for one in engine.programs(wanted, place)]
+    files.write_atomic(os.path.join(folder, "command"), "".join(f"{one.command}\n" for one in made).encode())
+    return made

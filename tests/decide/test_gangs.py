@@ -1,0 +1,98 @@
+"""Replicas over several nodes: what each rank is told, when all start again, when it serves, where it is placed."""
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from llmgw.decide import gangs, replicas
+from llmgw.decide.placement import Board, Need, Placed, Unplaced
+from llmgw.decide.replicas import Restart, Traffic, Wanted
+from llmgw.decide.shards import Seen, Step, next_step, why_wait
+from llmgw.domain.engine import EngineObserved, EnginePhase
+from llmgw.domain.model import ModelSpec
+from llmgw.domain.replica import Gang, Replica, Shard, ShardObserved, ShardState
+from llmgw.domain.secret import Secret
+from tests.decide.fleet import gpu, node, weights
+
+SPEC = ModelSpec("m", "vllm", "mirror:m", nodes=2, gpus=1, fabric="10.0.0.0/24")
+READY, BACKOFF = ShardState.READY, ShardState.BACKOFF
+
+
+def row(**more):
+    return Replica("m-1", SPEC, "0.30.0", weights(), (Shard(0, "a"), Shard(1, "b")), Secret("k"), **more)
+
+
+def fleet(*seen, **more):
+    """Two nodes in the fabric; ``seen`` are (state, turn, meet_port) of rank 0 and 1, None where nothing is said."""
+    found = {}
+    for rank, (name, said) in enumerate(zip("ab", seen)):
+        made = node(name, gpus=[gpu(0, node=name)], fabric=f"10.0.0.{rank + 1}", **more)
+        shards = () if said is None else (ShardObserved(f"m-1.{rank}", said[0], "Ended", "it ended", turn=said[1], meet_port=said[2]),)
+        found[name] = dataclasses.replace(made, observed=dataclasses.replace(made.observed, shards=shards))
+    return found
+
+
+def test_ranks_are_told_of_each_other_and_where_rank_0_is_met_in_this_turn():
+    nodes = fleet((READY, 1, 7901), None)
+    assert gangs.told(row(), row().shards[1], nodes) == Gang(2, 1, "10.0.0.2", "10.0.0.1", 7901, True)
+    assert gangs.told(row(turn=2), row().shards[1], nodes) == Gang(2, 2, "10.0.0.2", "10.0.0.1", 0, False)
+    assert gangs.told(dataclasses.replace(row(), shards=(Shard(0, "a"),)), Shard(0, "a"), nodes) is None
+
+
+@pytest.mark.parametrize("seen, is_lost", [
+    (((READY, 1, 1), (READY, 1, 0)), False), (((READY, 1, 1), (BACKOFF, 1, 0)), True), (((BACKOFF, 1, 1), (READY, 1, 0)), True),
+    (((READY, 1, 1), (ShardState.CRASHLOOP, 1, 0)), True), (((READY, 2, 1), (BACKOFF, 1, 0)), True), ((None, None), False),
+    (((BACKOFF, 0, 1), (BACKOFF, 0, 0)), False)])
+def test_a_rank_that_ended_in_this_turn_restarts_all_and_once(seen, is_lost):
+    nodes = fleet(*seen)
+    assert bool(gangs.lost(row(), nodes)) is is_lost
+    steps = replicas.reconcile([Wanted(SPEC, "0.30.0", weights())], [row()], tuple(nodes.values()), Traffic()).steps
+    assert [step for step in steps if isinstance(step, Restart)] == ([Restart("m-1", gangs.lost(row(), nodes))] if is_lost else [])
+    assert not gangs.lost(row(turn=2), fleet((BACKOFF, 1, 1), (BACKOFF, 1, 0)))
+
+
+@pytest.mark.parametrize("seen, whole", [
+    (((READY, 1, 1), (READY, 1, 0)), True), (((READY, 1, 1), (BACKOFF, 1, 0)), False), (((READY, 1, 1), (READY, 0, 0)), False),
+    (((READY, 1, 1), None), False), (((ShardState.STARTING, 1, 1), (READY, 1, 0)), False)])
+def test_it_serves_only_while_every_rank_of_this_turn_is_ready(seen, whole):
+    assert gangs.is_whole(row(), fleet(*seen)) is whole
+    assert gangs.is_whole(row(), {"a": fleet(*seen)["a"]}) is False
+
+
+@pytest.mark.parametrize("gang, rank, last, words", [
+    (None, 0, 0, ""), (Gang(2, 1, "a", "b"), 0, 0, ""), (Gang(2, 1, "a", "b"), 1, 0, "rank 0 to say"), (Gang(2, 1, "a", "b", 9), 1, 0, ""),
+    (Gang(2, 1, "a", "b", 9), 1, 1, "all ranks"), (Gang(2, 2, "a", "b", 9), 1, 1, ""), (Gang(2, 1, "", "b", 9), 0, 0, "fabric_address")])
+def test_a_rank_waits_for_its_turn_and_for_rank_0(gang, rank, last, words):
+    why = why_wait(gang, rank, last)
+    assert words in why and bool(words) is bool(why)
+
+
+@pytest.mark.parametrize("state", list(ShardState))
+def test_a_turn_that_is_over_ends_what_runs_and_an_unstarted_rank_waits(state):
+    runs = state in (ShardState.STARTING, ShardState.READY, ShardState.UNREADY)
+    step = next_step(Seen(state, runs=runs, turn_over=True, must_wait=True), 0.0)
+    assert step is (Step.END_TURN if runs else Step.NOTHING if state is ShardState.STOPPED else
+                    Step.STOP if state is ShardState.STOPPING else Step.WAIT_FOR_GANG)
+
+
+def board(*nodes):
+    return Board(nodes, ())
+
+
+def usable(name, fabric, **more):
+    return node(name, gpus=[gpu(0, node=name)], fabric=fabric, engines=(EngineObserved("vllm", "0.30.0", EnginePhase.INSTALLED, usable=True),), **more)
+
+
+def test_it_is_placed_together_on_different_nodes_of_the_network():
+    found = board(usable("c", "10.0.0.3"), usable("a", "10.0.0.1"), usable("z", "10.9.0.1")).place(Need(SPEC, "0.30.0", weights()))
+    assert isinstance(found, Placed)
+    assert [(shard.rank, shard.node, len(shard.gpus)) for shard in found.shards] == [(0, "a", 1), (1, "c", 1)]
+
+
+def test_it_is_not_placed_at_all_when_one_node_is_missing_and_each_says_why():
+    found = board(usable("a", "10.0.0.1"), usable("b", ""), usable("z", "10.9.0.1")).place(Need(SPEC, "0.30.0", weights()))
+    assert isinstance(found, Unplaced)
+    assert found.reasons[0] == "it needs 2 nodes at once, 1 could take a part of it"
+    assert any("b: it has no fabric_address" in reason for reason in found.reasons)
+    assert any("z: its fabric_address 10.9.0.1 is not in 10.0.0.0/24" in reason for reason in found.reasons)

@@ -9,12 +9,12 @@ import socket
 import ssl
 import subprocess
 
-import httpx
 import openai
 import pytest
 
 from llmgw.domain import join
 from llmgw.system import addresses
+from llmgw.system.http_client import HttpClient
 from tests.whole.cluster import MODEL, SERVER_YAML, Cluster, free_block, processes_of, until
 
 pytestmark = pytest.mark.slow
@@ -78,9 +78,13 @@ def cluster(pyz, llama_archive, gemma, qa_template, tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(cluster):
     """A client that trusts only the CA that the router names."""
-    trust = ssl.create_default_context(cafile=cluster.router["ca_file"])
-    with httpx.Client(verify=trust, timeout=120) as http, openai.OpenAI(
-            base_url=cluster.router["url"] + "/v1", api_key=cluster.key, max_retries=0, http_client=http) as made:
+    with pytest.MonkeyPatch.context() as patch, openai.OpenAI(
+            base_url=cluster.router["url"] + "/v1", api_key=cluster.key, max_retries=0, timeout=5) as stranger:
+        with pytest.raises(openai.APIConnectionError):
+            stranger.models.list()
+        patch.setenv("SSL_CERT_FILE", cluster.router["ca_file"])
+        made = openai.OpenAI(base_url=cluster.router["url"] + "/v1", api_key=cluster.key, max_retries=0, timeout=120)
+    with made:
         def knows():
             try:
                 return MODEL in [model.id for model in made.models.list()]
@@ -115,8 +119,8 @@ def test_the_gate_shows_its_own_name_and_refuses_plain_http(cluster):
     with socket.create_connection((replica["host"], replica["port"]), 60) as plain, pytest.raises(
             ssl.SSLCertVerificationError):
         trust.wrap_socket(plain, server_hostname=replica["host"])
-    assert httpx.get(f"http://{replica['host']}:{replica['port']}/healthz", timeout=60).text.startswith(
-        "this port speaks TLS")
+    with HttpClient(f"http://{replica['host']}:{replica['port']}").stream("GET", "/healthz") as answer:
+        assert (answer.status, answer.read(100)) == (400, b"this port speaks TLS: use https://\n")
 
 
 def test_started_again_node_and_router_need_nothing_but_their_folders(cluster, client):

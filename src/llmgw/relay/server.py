@@ -129,6 +129,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Optional[Exception]) -> None:
         self.listener.connections.discard(self)
+        self.transport.close()        # of TLS on Python 3.9: it does not know yet
         self._gone()
 
     def eof_received(self) -> Optional[bool]:

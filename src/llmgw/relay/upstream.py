@@ -98,6 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, error: Optional[Exception]) -> None:
         lease, self.lease = self.lease, None
         self.lost = True
+        self.transport.close()        # of TLS on Python 3.9: it does not know yet
         if lease is None:
             if self in self.target.idle:
                 self.target.idle.remove(self)

@@ -2,7 +2,10 @@
 VENV ?= .venv
 PY    = $(VENV)/bin/python
 READY = $(VENV)/.ready
+# Most tests wait for processes: more workers than cores. JOBS=0: one after the other, in this process.
+JOBS  ?= 3
 PYTEST = PYTHONPATH=src $(PY) -W error -m pytest -q
+EACH   = $(PYTEST) -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help venv pyz run test test-fast test-engines test-fire test-39 verify-online check bench clean
@@ -15,10 +18,10 @@ run: $(READY) pyz   ## serve a small model from this machine; MODEL=FILE or MODE
 
 test: $(READY)      ## everything this machine can test, with a real engine and a real model (brings both, once)
 	@$(PY) scripts/bring.py >/dev/null
-	$(PYTEST) -m "not online and not heavy and not fire" $(ARGS)
+	$(EACH) -m "not online and not heavy and not fire" $(ARGS)
 
 test-fast: $(READY) ## the tests that need no engine and take no time
-	$(PYTEST) -m "not online and not engine and not slow and not heavy and not fire" $(ARGS)
+	$(EACH) -m "not online and not engine and not slow and not heavy and not fire" $(ARGS)
 
 test-engines: $(READY) ## the tests with real engines only, vLLM too: installs it (8 GB) and serves with it on the CPU
 	@$(PY) scripts/bring.py >/dev/null

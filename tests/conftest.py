@@ -40,6 +40,8 @@ except ImportError:                           # the suite's other parts need not
     pass
 
 
+# What takes long, first: the run is over when its last worker is.
+FIRST = ("whole", "trees", "agent", "server", "router")
 BROUGHT = {"llama_server", "llama_archive", "uv_archive", "python_archive", "release_archive", "gemma"}
 
 
@@ -49,7 +51,9 @@ def pytest_collection_modifyitems(config, items):
     chosen = config.getoption("-m") or ""
     heavy = "heavy" in chosen and "not heavy" not in chosen
     online = "online" in (config.getoption("-m") or "") and "not online" not in config.getoption("-m")
+    items.sort(key=_turn)
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.path.name.startswith("test_fire_"):
             item.add_marker(pytest.mark.fire)
         if BROUGHT & set(getattr(item, "fixturenames", ())):
@@ -60,6 +64,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="installs gigabytes: make test-engines"))
         if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _group(item):
+    """The tests of one module share its fixtures, those of a cluster under fire share the cluster."""
+    return "fire" if item.path.name.startswith("test_fire_") else str(item.path.relative_to(ROOT))
+
+
+def _turn(item):
+    folder = item.path.parent.name
+    fire = item.path.name.startswith("test_fire_")
+    return (not fire, FIRST.index(folder) if folder in FIRST else len(FIRST))
 
 
 def load_script(path: pathlib.Path):

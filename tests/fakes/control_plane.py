@@ -1,13 +1,14 @@
 """A control plane that says what a test tells it to: real HTTP on loopback, the wire of api/."""
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import pathlib
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Deque, Dict, List, Optional
 from urllib.parse import unquote, urlsplit
 
 from llmgw.api import wire
@@ -59,6 +60,7 @@ class ControlPlane:
         self.desired = NodeDesired()
         self.observed: Optional[NodeObserved] = None
         self.heartbeats = 0
+        self.heard: Deque[NodeObserved] = collections.deque(maxlen=5000)
         self.requests: List[NodeRequest] = []
         self.log_tails: List[LogTail] = []
         self.blobs: Dict[str, pathlib.Path] = {}       # sha256 -> file
@@ -67,6 +69,8 @@ class ControlPlane:
         self.spoil: Callable[[str, bytes], bytes] = lambda name, data: data
         self.cut_after: Optional[int] = None           # bytes of a body, then the connection ends
         self.slow_bytes_per_second = 0
+        self.holding = threading.Event()               # set: heartbeats are heard, and answered when it is cleared
+        self.in_flight = 0                             # heartbeats now
         self.raw_answer: Optional[bytes] = None        # sent instead of a heartbeat's answer
         self.ranged = True
         self.cannot: List[str] = []                    # reasons why an archive cannot be given, one for each request
@@ -139,7 +143,18 @@ class ControlPlane:
         same = (observed.epoch, observed.generation) == (self.epoch, self.generation)
         requests, self.requests = tuple(self.requests), []
         answer = HeartbeatAnswer("test", self.epoch, self.generation, 0.5, None if same else self.desired, requests)
+        self.heard.append(observed)
+        self._hold()
         _send(handler, 200, self.raw_answer or wire.dumps(wire.HEARTBEAT_ANSWER, answer))
+
+    def _hold(self) -> None:
+        deadline = time.monotonic() + 60
+        with self._news:
+            self.in_flight += 1
+        while self.holding.is_set() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with self._news:
+            self.in_flight -= 1
 
     def _get(self, handler, path: str) -> None:
         name = path.rsplit("/", 1)[1]

@@ -35,6 +35,7 @@ class Heartbeat:
         self._client, self._board, self._layout, self._clock = client, board, layout, clock
         self._request = request
         self._handled: Deque[str] = collections.deque(maxlen=256)
+        self._taking = threading.Lock()
         self._failures = 0
         self._refused = ""
         self._unkept: Optional[HeartbeatAnswer] = None        # acted on, but not on disk
@@ -54,18 +55,26 @@ class Heartbeat:
 
     def turn(self) -> Optional[float]:
         """Make one call; return when to make the next. A failed or partial answer changes nothing."""
-        self._board.changed.clear()
         try:
-            answer = self._client.call(
-                "POST", self._path, send=wire.NODE_OBSERVED, value=self._board.observed(self._clock.wall()),
-                receive=wire.HEARTBEAT_ANSWER, timeout=TIMEOUT_SECONDS)
+            return self._beat(self._client)
         except LlmgwError as error:
-            return self._failed(error)
+            return self.failed(error)
+
+    def beat(self, number: int) -> float:
+        """Make one call to the control plane of that number; for loops that run side by side."""
+        return self._beat(self._client.alone(number))
+
+    def _beat(self, client: ControlClient) -> float:
+        self._board.changed.clear()
+        answer = client.call(
+            "POST", self._path, send=wire.NODE_OBSERVED, value=self._board.observed(self._clock.wall()),
+            receive=wire.HEARTBEAT_ANSWER, timeout=TIMEOUT_SECONDS)
         if self._failures:
-            log.info("the control plane answers again url=%s", self._client.url)
+            log.info("the control plane answers again url=%s", client.url)
         self._failures = 0
-        self._take(answer)
-        return min(max(answer.call_again_seconds, 0.5), LONGEST_SECONDS)
+        with self._taking:                    # of two loops the older may bring its answer last
+            self._take(answer)
+        return float(min(max(answer.call_again_seconds, 0.5), LONGEST_SECONDS))
 
     def last_words(self) -> None:
         """Say that this agent stops on purpose; nobody waits long for it."""
@@ -75,7 +84,8 @@ class Heartbeat:
         except LlmgwError as error:
             log.debug("last heartbeat failed: %s", error.message)
 
-    def _failed(self, error: LlmgwError) -> float:
+    def failed(self, error: LlmgwError) -> float:
+        """Count and tell a call that failed; return when to make the next."""
         self._failures += 1
         if self._failures in (1, 10) or self._failures % 100 == 0:
             hint = TOKEN_HINT if error.reason == Unauthorized.reason else error.hint

@@ -16,6 +16,7 @@ from llmgw.agent.board import Board
 from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.engines import EngineKeeper
 from llmgw.agent.flags import FlagCheck
+from llmgw.agent.failover import HeartbeatLoops
 from llmgw.agent.fetch import Fetcher
 from llmgw.agent.heartbeat import EVERY_SECONDS, Heartbeat
 from llmgw.agent.install import Installer
@@ -81,7 +82,7 @@ class Agent:
         self._config, self._owned, self._stop = config, chosen.owned, stop
         layout, clock = Layout(config.data_dir), Clock()
         self._layout = layout
-        client = ControlClient(config.servers, chosen.token, ca_pem=chosen.ca_pem)
+        client = self._client = ControlClient(config.servers, chosen.token, ca_pem=chosen.ca_pem)
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
                                          labels=dict(config.labels), fabric_address=config.fabric_address,
                                          instance=_instance(config.data_dir)))
@@ -143,8 +144,15 @@ class Agent:
             loop.start("scrub", self._scrub.turn, every=scrub.TURN_SECONDS, stop=stop),
             loop.start("shards", self._shards.turn, every=EVERY_SECONDS, stop=stop, poke=self._shards.poke),
             loop.start("gate", self._gate.turn, every=GATE_SECONDS, stop=stop, poke=self._gate.poke),
-            loop.start("heartbeat", self._heartbeat.turn, every=EVERY_SECONDS, stop=stop,
-                       poke=self._board.changed)]
+            self._start_heartbeat()]
+
+    def _start_heartbeat(self) -> threading.Thread:
+        stop, changed, client = self._stop, self._board.changed, self._client
+        if client.count == 1:
+            return loop.start("heartbeat", self._heartbeat.turn, every=EVERY_SECONDS, stop=stop, poke=changed)
+        loops = HeartbeatLoops(self._heartbeat.beat, client.count, stop, changed, client.prefer,
+                               self._heartbeat.failed)
+        return loop.start("heartbeats", loops.turn, every=EVERY_SECONDS, stop=stop)
 
     def _wake(self) -> None:
         for poke in (self._engines.poke, self._weights.poke, self._gate.poke):

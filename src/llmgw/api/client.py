@@ -1,6 +1,7 @@
 """Talk to the control plane: typed calls, each control plane in turn, errors as values of ours."""
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -31,6 +32,22 @@ class ControlClient:
     @property
     def url(self) -> str:
         return self._clients[self._first].url
+
+    @property
+    def count(self) -> int:
+        """How many control planes are named."""
+        return len(self._clients)
+
+    def alone(self, number: int) -> "ControlClient":
+        """Return a client of the control plane of that number only; it shares the connections."""
+        only = copy.copy(self)
+        only._clients, only._first = [self._clients[number]], 0
+        return only
+
+    def prefer(self, number: int) -> None:
+        """Ask the control plane of that number first from now on."""
+        with self._lock:
+            self._first = number
 
     def close(self) -> None:
         """Close idle connections."""

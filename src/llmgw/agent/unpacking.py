@@ -31,7 +31,8 @@ class Unpacking:
         """Unpack the file at ``path``, which is being written unless it is ``whole``."""
         self._growing = Growing(path)
         coming = 0 if whole else self._asset.size_bytes - _size(path)
-        self._free = max(0, files.free_bytes(files.make_dir(os.path.dirname(self._folder), 0o755)) - RESERVE_BYTES - coming)
+        above = files.make_dir(os.path.dirname(self._folder), 0o755)
+        self._free = max(0, files.free_bytes(above) - RESERVE_BYTES - coming)
         if whole:
             self._growing.reaches(self._asset.size_bytes)
             self._growing.ends(whole=True)

@@ -8,8 +8,8 @@ from typing import Optional, Tuple
 from llmgw.domain.errors import ParseError
 
 MIN_LLAMA_BUILD = 8146    # older builds overflow on a hostile GGUF header: CVE-2026-27940
-_NEW = re.compile(r"version: (\S+) \(build (\d+), commit (\S+)\)")
-_OLD = re.compile(r"version: (\d+) \(([0-9a-f]+|unknown)\)")
+_NEW = re.compile(r"version: (\S+) \(build ([0-9]{1,9}), commit (\S+)\)")
+_OLD = re.compile(r"version: ([0-9]{1,9}) \(([0-9a-f]+|unknown)\)")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Dict, Iterable, List, Tuple
 
 from llmgw.domain.requirement import Library
 
-_VERSION = re.compile(r".*?/?([^/\s:]+): version [`']([A-Za-z]+[A-Za-z0-9_]*?)_?([0-9][0-9.]*)' not found")
+_VERSION = re.compile(r".*?/?([^/\s:]+): version [`']([A-Za-z]+[A-Za-z0-9_]*?)_?([0-9][0-9.]{0,40})' not found")
 _MISSING = re.compile(r"\s*(\S+) => not found")
 _MUSL = re.compile(r"Error loading shared library (\S+): .*")
 _RUN = re.compile(r".*error while loading shared libraries: (\S+): cannot open shared object file.*")
@@ -16,6 +16,7 @@ _NO_LIBRARY = re.compile(r"\s*(not a dynamic executable|ldd: exited with unknown
 
 # A CUDA build looks for the driver's own libraries, also on nodes that have no driver loaded.
 DRIVER_LIBRARIES = frozenset({"libcuda.so.1", "libnvidia-ml.so.1"})
+LINE_CHARACTERS = 4096
 # libstdc++ may lack versions of several kinds: the first of these is the one that people look up
 _TELLING = ("GLIBCXX", "GLIBC")
 
@@ -28,6 +29,8 @@ def lacks(text: str) -> Tuple[Library, ...]:
     """
     found: List[Library] = []
     for line in text.splitlines():
+        if len(line) > LINE_CHARACTERS:       # no line of ldd's; the patterns would take long to say so
+            continue
         match = _MISSING.match(line) or _MUSL.match(line) or _RUN.match(line)
         if match:
             found.append(Library(match.group(1).rsplit("/", 1)[-1]))

@@ -16,6 +16,7 @@ FIELDS_OLD = tuple(field for field in FIELDS if field != "compute_cap")
 APPS_FIELDS = ("pid", "used_gpu_memory", "gpu_uuid")
 
 MEBIBYTE = 1 << 20
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{8,60}")
 _MISMATCH = ("driver/library version mismatch", "the NVIDIA driver was updated and its kernel module was not: "
              "driver and library versions differ", "reboot the node, or reload the nvidia kernel modules")
@@ -74,7 +75,7 @@ def app_pids(text: str) -> Tuple[Tuple[int, Optional[int]], ...]:
     rows = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) == len(APPS_FIELDS) and parts[0].isdigit():
+        if len(parts) == len(APPS_FIELDS) and _NUMBER.fullmatch(parts[0]):
             rows.append((int(parts[0]), _bytes(parts[1])))
     return tuple(rows)
 
@@ -88,7 +89,7 @@ def _row(line: str, fields: Tuple[str, ...]) -> Optional[Dict[str, str]]:
     row = dict(zip(fields[:middle], parts))
     row["name"] = ", ".join(parts[middle:len(parts) - after])
     row.update(zip(fields[middle + 1:], parts[len(parts) - after:]))
-    return row if row["index"].isdigit() and _UUID.fullmatch(row["uuid"]) else None
+    return row if _NUMBER.fullmatch(row["index"]) and _UUID.fullmatch(row["uuid"]) else None
 
 
 def _gpu(row: Dict[str, str]) -> Gpu:
@@ -106,5 +107,5 @@ def _known(text: str) -> Optional[str]:
 
 
 def _bytes(text: str) -> Optional[int]:
-    match = re.fullmatch(r"(\d{1,9})(?: MiB)?", text)
+    match = re.fullmatch(r"([0-9]{1,9})(?: MiB)?", text)
     return int(match.group(1)) * MEBIBYTE if match else None

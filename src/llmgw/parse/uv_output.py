@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Mapping, Optional, Tuple
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_SIZE = re.compile(r"([0-9.]+) ?(B|KiB|MiB|GiB|TiB)")
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(B|KiB|MiB|GiB|TiB)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _STARTS = re.compile(r"Downloading (\S+)(?: \(download\))? \(([^)]*)\)")
 _ENDS = re.compile(r"Downloaded (\S+)")
-_COUNTS = re.compile(r"(Resolved|Prepared|Installed) ([0-9]+) packages?")
+_COUNTS = re.compile(r"(Resolved|Prepared|Installed) ([0-9]{1,9}) packages?")
 
 
 @dataclass(frozen=True)

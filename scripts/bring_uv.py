@@ -4,6 +4,7 @@ uv's static build comes as a wheel through pip; the Python is one of this machin
 """
 from __future__ import annotations
 
+import io
 import os
 import platform
 import subprocess
@@ -37,10 +38,16 @@ def python_archive(interpreter: str) -> "tuple[str, bring.Archive]":
     if prefix in ("/", "/usr", "/usr/local"):
         raise bring.CannotBring(f"Python {version} is a part of this system ({prefix}) and cannot be packed alone")
     name = f"cpython-{version}+{BUILD}-{_machine()}-unknown-linux-gnu-install_only_stripped.tar.gz"
-    path = bring.cache_dir() / f"cpython-{version}" / name
+    path = bring.cache_dir() / f"cpython-{version}-movable" / name
     if not bring.is_whole(path):
         bring.locked(path, lambda target: _pack_python(target, Path(prefix)))
     return f"{version}+{BUILD}", bring.Archive(path, bring.record_of(path)["sha256"], name)
+
+
+def _movable(program: bytes, prefix: Path) -> bytes:
+    """Return the program looking for its library beside itself, as builds of Python do, and not where it was made."""
+    old, new = f"{prefix}/lib\0".encode(), b"$ORIGIN/../lib\0"
+    return program.replace(old, new.ljust(len(old), b"\0"), 1) if len(new) <= len(old) else program
 
 
 def _machine() -> str:
@@ -82,4 +89,9 @@ def _pack_python(path: Path, prefix: Path) -> None:
         for name in ("bin", "lib", "include"):
             if os.path.isdir(prefix / name):
                 target.add(prefix / name, f"python/{name}", filter=kept)
+        program = next(each for each in sorted((prefix / "bin").glob("python3.*")) if not each.is_symlink())
+        member = target.gettarinfo(str(program), f"python/bin/{program.name}")       # in place of the one from above
+        data = _movable(program.read_bytes(), prefix)
+        member.size = len(data)
+        target.addfile(member, io.BytesIO(data))
     bring.give_name(scratch, path)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -20,7 +21,7 @@ from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.secret import Secret
 from llmgw.parse import lock
-from llmgw.system import proc, spawn
+from llmgw.system import accounts, proc, spawn
 from llmgw.system.ports import is_free
 from tests.fakes.cuda_archive import nvidia_smi
 from tests.fakes.github import FakeGithub
@@ -91,6 +92,17 @@ def lonely_site(tmp_path, uv_archive, python_archive):
 
 
 @pytest.fixture
+def open_site(uv_archive, python_archive):
+    """The first again, in a folder that everybody may pass through, as /var/lib is."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="llmgw-open-"))
+    folder.chmod(0o755)
+    try:
+        yield from _site(folder, uv_archive, python_archive)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
 def cut_off_site(tmp_path, uv_archive, python_archive):
     """The same where only the control plane does not reach GitHub."""
     yield from _site(tmp_path, uv_archive, python_archive, server_away=True)
@@ -137,6 +149,21 @@ def test_stand_in_two_nodes_end_with_the_same_list_each_from_its_own_resolution(
     assert kept["packages"] == 2 and kept["source"] in ("node/n1", "node/n2")
     said = site.engine("n1")
     assert (said["phase"], said["message"], said["source"]) == ("installed", "vllm 0.30.1", "packages")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: needs root, which makes a user for the engines")
+def test_stand_in_an_agent_of_root_makes_what_the_engines_user_runs_and_may_not_change(open_site):
+    if not accounts.sees_others():
+        pytest.skip("NOT TESTED: this root may not look into the processes of others")
+    agent = open_site.node("n1").start(LLMGW_ENGINE_USER=accounts.ENGINE_USER)
+    until(lambda: open_site.engine("n1").get("usable"), "n1 installs", 240)
+    user = accounts.find(accounts.ENGINE_USER)
+    ask = ("import os, sys, tinydep, vllm, vllm.entrypoints.cli.main; print(os.getuid(), os.path.isfile(tinydep.__cached__), "
+           "[place for place in sys.argv[1:] if os.access(place, os.W_OK)])")
+    done = subprocess.run([agent.folder / "bin" / "python", "-c", ask, agent.folder, agent.folder / "bin", agent.data / "tools"],
+                          user=user.uid, group=user.gid, extra_groups=[], cwd="/", env={}, stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1] == f"{user.uid} True []", done.stdout
 
 
 def test_stand_in_a_planted_list_is_refused_with_its_line_and_relock_makes_a_new_one(site):

@@ -82,7 +82,7 @@ class PythonTools:
         uv.install_python(listing, patch, folder, lambda line: None)
         failpoint.reach("tools-python-unpacked")
         if self._says(program) != f"Python {patch}":
-            raise EngineFailed(f"{asset.name}: its Python does not run here",
+            raise EngineFailed(f"{asset.name}: its Python does not run here: {self._why_not(program)}",
                                hint="is this system's C library glibc, of at least 2.17?")
         files.remove(archive)
         files.remove(self._layout.blob(asset.sha256))
@@ -112,6 +112,13 @@ class PythonTools:
         except CommandFailed:
             return ""
         return " ".join(outcome.out.split()[:2]) if outcome.code == 0 else ""
+
+    def _why_not(self, program: str) -> str:
+        try:
+            outcome = self._processes.run(Command((program, "--version"), env=_ENV, cwd="/"), timeout=RUN_SECONDS)
+        except CommandFailed as error:
+            return error.message
+        return " ".join((outcome.err or outcome.out).split())[:300] or f"it ends with code {outcome.code}"
 
     def _asset(self, item: EngineWanted, tool: Tool, names: Sequence[str], report: Report) -> Asset:
         """Return the first of ``names`` that its release has; GitHub is asked only when the control plane cannot."""

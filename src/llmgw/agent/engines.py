@@ -17,8 +17,9 @@ from llmgw.agent.python_engine import PythonInstaller
 from llmgw.decide import engines as decide
 from llmgw.decide import requirements
 from llmgw.domain.cluster import OperatorEngine
-from llmgw.domain.engine import LLAMA_CPP, EngineObserved, EnginePhase, EngineWanted
+from llmgw.domain.engine import LLAMA_CPP, TRTLLM, EngineObserved, EnginePhase, EngineWanted
 from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, RequirementMissing, TryAgain
+from llmgw.engines import trtllm
 from llmgw.engines.needs import NEEDS
 from llmgw.parse import github_release
 from llmgw.parse.engine_version import MIN_LLAMA_BUILD, has_known_holes
@@ -110,7 +111,8 @@ class EngineKeeper:
         elif self._python.knows(item.name):
             return True
         else:
-            self._tell(key, EnginePhase.MISSING, f"this version of llmgw does not install {item.name}")
+            self._tell(key, EnginePhase.MISSING, f"llmgw does not install {item.name}",
+                       f"name a Python that has it: engines: {{{item.name}: {{python: /PATH}}}} in agent.yaml")
         return False
 
     def _set_outdated_aside(self, ours: Sequence[EngineWanted], in_use: Sequence[Key]) -> None:
@@ -252,8 +254,11 @@ class EngineKeeper:
 
     def _operators_words(self, key: Key, path: str, insecure: bool) -> Tuple[str, Tuple[str, ...]]:
         """Return what the operator's program says of itself, and its devices."""
+        wanted = "" if key[1] == "operator" else key[1]
         if self._python.knows(key[0]):
-            return self._python.prove_operators(key[0], "" if key[1] == "operator" else key[1], path)
+            return self._python.prove_operators(key[0], wanted, path)
+        if key[0] == TRTLLM:                  # to run it takes a GPU and minutes: its first shard proves it
+            return f"{TRTLLM} {self._python.brought_version(trtllm.PACKAGE, wanted, path)}", ()
         seen = self._installer.prove_operators(key[0], path, self._reporter(key))
         if not insecure and has_known_holes(seen.says):
             raise EngineFailed(f"{seen.says} has known holes", hint=f"bring b{MIN_LLAMA_BUILD} or newer, or say "

@@ -12,7 +12,7 @@ from llmgw.agent.layout import Layout
 from llmgw.agent.shard_row import ShardRow
 from llmgw.domain.replica import ShardWanted
 from llmgw.engines.base import Engine, Place, Program
-from llmgw.system import accounts, files
+from llmgw.system import accounts, files, shipped
 
 
 def prepared(wanted: ShardWanted, engine: Engine, usable: Usable, row: ShardRow, layout: Layout,
@@ -30,8 +30,9 @@ def prepared(wanted: ShardWanted, engine: Engine, usable: Usable, row: ShardRow,
         files.write_atomic(template, wanted.model.chat_template.encode("utf-8"), 0o644)
     held = layout.weights(wanted.weights.name, wanted.weights.fingerprint)
     first = os.path.join(held, weights.first_file(wanted.weights))
-    place = Place(program=usable.program, library_dirs=usable.library_dirs,
-                  model_path=held if engine.takes_folder else first, work_dir=work_dir(folder), key_file=key_file,
+    place = Place(program=usable.program, library_dirs=usable.library_dirs, launcher=_launcher(engine, layout),
+                  model_path=_model_folder(wanted, engine, folder, held) if engine.takes_folder else first,
+                  work_dir=work_dir(folder), key_file=key_file,
                   template_file=template if wanted.model.chat_template else "", port=row.port,
                   projector_path=weights.projector_file(held, wanted.weights))
     if wanted.gang is not None and wanted.rank == 0:
@@ -41,3 +42,25 @@ def prepared(wanted: ShardWanted, engine: Engine, usable: Usable, row: ShardRow,
     made = [sidecars.marked(one, marks, run_as) for one in engine.programs(wanted, place)]
     files.write_atomic(os.path.join(folder, "command"), "".join(f"{one.command}\n" for one in made).encode())
     return made
+
+
+def _model_folder(wanted: ShardWanted, engine: Engine, folder: str, held: str) -> str:
+    """Return the folder of the weights, under the model's name where the engine takes that from it."""
+    if not engine.named_by_folder:
+        return held
+    named = os.path.join(files.make_dir(os.path.join(folder, "model"), 0o755), wanted.model.name)
+    files.remove(named)
+    with files.storing("link", named):
+        os.symlink(held, named)
+    return named
+
+
+def _launcher(engine: Engine, layout: Layout) -> str:
+    """Copy what the engine's Python runs to the data folder: a cache that llmgw itself runs from may vanish."""
+    if not engine.launcher:
+        return ""
+    path = os.path.join(files.make_dir(layout.tools, 0o755), engine.launcher)
+    data = shipped.launcher(engine.launcher)
+    if files.read_bytes(path) != data:
+        files.write_atomic(path, data, 0o644)
+    return path

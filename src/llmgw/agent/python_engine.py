@@ -179,6 +179,15 @@ class PythonInstaller:
             self._operators[path, version] = self._run(Installed(name, version, path, ""), path, recipe)
         return f"{name} {self._operators[path, version]}", (CPU,) if version.endswith("+cpu") else ()
 
+    def brought_version(self, package: str, wanted: str, path: str) -> str:
+        """Return the version of a package that only operators bring; another than the wanted one is refused."""
+        version = version_of(self._processes, path, package, QUICK_SECONDS)
+        if wanted and version.partition("+")[0] != wanted:
+            raise EngineFailed(f"it holds {package} {version}, wanted is {wanted}",
+                               hint=f"name {version.partition('+')[0]} under engines: in server.yaml, or bring "
+                                    "the other")
+        return version
+
     def _run(self, made: Installed, path: str, recipe: Recipe) -> str:
         """Return the version that the engine itself prints, its last word after lines of its log."""
         run_as = self._user.run_as() if self._user else None

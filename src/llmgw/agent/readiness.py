@@ -34,11 +34,15 @@ class Finding:
 
 
 class EngineDoor:
-    """Talks to one engine on loopback, with its key. ``may_listen``: addresses off loopback that it may use."""
+    """Talks to one engine on loopback, with its key.
+
+    ``may_listen``: addresses off loopback that it may use; ``meet_port``: one that torch opens on every address.
+    """
 
     def __init__(self, engine: Engine, model: ModelSpec, key: Secret, port: int,
-                 may_listen: Tuple[str, ...] = ()) -> None:
-        self._engine, self._model, self._key, self._may_listen = engine, model, key, may_listen
+                 may_listen: Tuple[str, ...] = (), meet_port: int = 0) -> None:
+        self._engine, self._model, self._key = engine, model, key
+        self._may_listen, self._meet_port = may_listen, meet_port
         self._client = HttpClient(f"http://127.0.0.1:{port}", timeout=QUICK_SECONDS)
         self._port = port
 
@@ -64,7 +68,7 @@ class EngineDoor:
             return Finding(Proof.NOT_YET, f"did not answer: {error.message}")
         if found.proof is not Proof.READY:
             return found
-        outside = listens_outside(identity, self._may_listen)
+        outside = listens_outside(identity, self._may_listen, self._meet_port)
         return Finding(Proof.WRONG, f"{OPENS} {', '.join(outside)}") if outside else found
 
     def _prove_answers(self) -> Finding:
@@ -116,13 +120,14 @@ def listens(identity: spawn.Identity, port: int) -> bool:
     return bool(inodes) and inodes <= ours
 
 
-def listens_outside(identity: spawn.Identity, allowed: Tuple[str, ...] = ()) -> Tuple[str, ...]:
+def listens_outside(identity: spawn.Identity, allowed: Tuple[str, ...] = (), port: int = 0) -> Tuple[str, ...]:
     """Return where our program's tree listens for other machines: nothing in front of that asks for a key."""
     ours: Set[str] = set()
     for process in spawn.tree(identity.marker):
         ours |= proc.socket_inodes(process.pid)
     return tuple(sorted(f"{item.address} port {item.port}" for item in proc.listeners()
-                        if item.inode in ours and not item.is_loopback and item.address not in allowed))
+                        if item.inode in ours and not item.is_loopback
+                        and item.address not in allowed and item.port != port))
 
 
 def _bearer(key: Secret) -> Dict[str, str]:

@@ -274,7 +274,7 @@ class ShardKeeper:
         now = self._clock.monotonic()
         gang = self._wanted.gang
         self._door = EngineDoor(self._engine, self._wanted.model, self._wanted.key, self._row.port,
-                                may_listen=(gang.address,) if gang else ())
+                                (gang.address,) if gang else (), self._row.meet_port)
         self._watch = Watch(self._engine, self._door, self._row.identity.pid)
         self._start = progress.Start(start_sign(self._row.identity.pid, self._log_path), now)
         self._not_before = None

@@ -24,6 +24,7 @@ class Place:
     port: int
     threads: Optional[int] = None   # CPU threads for a shard without GPU
     projector_path: str = ""  # of a vision model of llama.cpp
+    launcher: str = ""        # our own file that its Python runs, where it needs one
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Engine:
     # What ``Place.model_path`` is: the folder of the weights, or their first file.
     takes_folder = False
     over_nodes = False                # whether one replica can run over several nodes
+    named_by_folder = False           # it serves its model under the name of the folder
+    launcher = ""                     # which file of launchers/ its Python runs
     # Flags that it takes and its help does not list.
     unlisted_flags: FrozenSet[str] = frozenset()
     dashes_are_underscores = False    # whether it takes --a_b for --a-b

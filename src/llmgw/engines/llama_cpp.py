@@ -18,7 +18,8 @@ ALL_LAYERS = "999"            # more than any model has; "all" is younger than t
 _RESERVED = """
     -m --model -mu --model-url -dr --docker-repo -hf -hfr --hf-repo -hff --hf-file -hft --hf-token
     -hfv -hfrv --hf-repo-v -hffv --hf-file-v -hfd -hfrd --hf-repo-draft --spec-draft-hf
-    -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --models-dir --models-preset --models-max --models-autoload
+    -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto
+    --models-dir --models-preset --models-max --models-autoload
     -a --alias --host --port --reuse-port --path --api-prefix --api-key --api-key-file
     --ssl-key-file --ssl-cert-file -c --ctx-size -np --parallel
     --metrics --props --slots --no-slots --slot-save-path --media-path

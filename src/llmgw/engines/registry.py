@@ -7,9 +7,10 @@ from llmgw.domain.errors import ConfigError
 from llmgw.engines.base import Engine
 from llmgw.engines.llama_cpp import LlamaCpp
 from llmgw.engines.sglang import Sglang
+from llmgw.engines.trtllm import TrtLlm
 from llmgw.engines.vllm import Vllm
 
-ENGINES: Dict[str, Engine] = {engine.name: engine for engine in (LlamaCpp(), Vllm(), Sglang())}
+ENGINES: Dict[str, Engine] = {engine.name: engine for engine in (LlamaCpp(), Vllm(), Sglang(), TrtLlm())}
 
 
 def get(name: str) -> Engine:

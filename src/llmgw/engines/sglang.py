@@ -80,7 +80,8 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
     model = shard.model
     flags = ["--config", place.key_file, "--served-model-name", model.name,
              "--host", "127.0.0.1", "--port", str(place.port), "--enable-metrics",
-             "--tp-size", str(max(1, len(shard.gpus)) * (shard.gang.size if shard.gang else 1)), "--max-running-requests", str(model.parallel)]
+             "--tp-size", str(max(1, len(shard.gpus)) * (shard.gang.size if shard.gang else 1)),
+             "--max-running-requests", str(model.parallel)]
     if shard.gang is not None:
         flags += ["--nnodes", str(shard.gang.size), "--node-rank", str(shard.rank),
                   "--dist-init-addr", f"{shard.gang.lead_address}:{shard.gang.meet_port}"]

@@ -102,12 +102,15 @@ def _place(program: str, work_dir: str, shard: ShardWanted, library_dirs: Tuple[
     return Place(program, library_dirs, f"{work_dir}/sample", work_dir, f"{work_dir}/key",
                  f"{work_dir}/template.jinja" if shard.model.chat_template else "", 7900,
                  threads=None if shard.gpus else 2,
+                 launcher="/launcher",
                  projector_path=f"{work_dir}/mmproj.gguf" if shard.model.engine == LLAMA_CPP else "")
 
 
 def _pairs(program: Program) -> List[Tuple[str, str]]:
     """Return (flag, value) of what stands after the words that lead to the program's help, too."""
     argv, start = program.command.argv, 0
+    if "--" in argv:                      # before it: what is for a launcher of ours
+        return flags(argv[argv.index("--") + 1:])
     while start < min(len(argv), len(program.help)) and argv[start] == program.help[start]:
         start += 1
     return flags(argv[start:])

@@ -19,6 +19,7 @@ from llmgw.domain.engine import (
     PYTHON_ENGINES,
     SGLANG,
     TOOL_VERSIONS,
+    TRTLLM,
     UV,
     VLLM,
     EngineWanted,
@@ -44,9 +45,10 @@ OVER_NODES = (VLLM, SGLANG)       # the engines that one replica can run over se
 
 MAX_TEMPLATE_BYTES = 1 << 20
 # Older ones let requests in without a key (GHSA-94f4-hr76-p5j6), or run what they are sent (CVE-2026-3059, -3060).
-MIN_VERSIONS = {VLLM: "0.22.0", SGLANG: "0.5.10"}
+# TensorRT-LLM before 0.18.2 runs what its own socket is sent (CVE-2025-23254).
+MIN_VERSIONS = {VLLM: "0.22.0", SGLANG: "0.5.10", TRTLLM: "0.18.2"}
 # How many requests a replica runs at once where nobody says it: these engines share their memory among all.
-PARALLEL = {VLLM: 256, SGLANG: 256}
+PARALLEL = {VLLM: 256, SGLANG: 256, TRTLLM: 256}
 # Refused whatever an engine says of itself: they open the node, or are llmgw's own to set.
 ALWAYS_RESERVED = frozenset(("--host", "--port", "--api-key", "--api-key-file", "--ssl-*", "--middleware",
                              "--trust-remote-code", "--allowed-local-media-path", "--slot-save-path", "--rpc"))
@@ -73,6 +75,7 @@ def decode(data: bytes, name: str, read_file: Callable[[str], bytes],
     shared = _Shared(_network(fields["fabric"]) if "fabric" in fields else "", _launch_modes(fields))
     models = tuple(_model(value, read_file, reserved_flags, wanted, shared, warnings)
                    for value in (fields["models"].items() if "models" in fields else ()))
+    engines = tuple(replace(engine, with_ray=_has_ray(engine.name, shared, models)) for engine in engines)
     if "models" in fields:
         _check_distinct(fields["models"], models)
     cluster = fields["cluster"].name_text() if "cluster" in fields else ClusterConfig.cluster
@@ -96,6 +99,25 @@ def _tls(fields: Mapping[str, Value]) -> Tuple[str, str, str]:
     certificate, key = (need(inner, name, fields["tls"]).checked(address.absolute_path)
                         for name in ("certificate", "key"))
     return certificate, key, inner["ca"].checked(address.absolute_path) if "ca" in inner else ""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What models have from the rest of the file where they do not say it themselves."""
+
+    fabric: str
+    launch_modes: Mapping[str, str]
+
+
+def _launch_modes(fields: Mapping[str, Value]) -> Mapping[str, str]:
+    engines = fields["engines"].members() if "engines" in fields else {}
+    return {name: _launch_mode(whole.members(), name, "mp") for name, whole in engines.items()}
+
+
+def _has_ray(engine: str, shared: _Shared, models: Tuple[ModelSpec, ...]) -> bool:
+    """Say whether Ray belongs to the packages of an engine."""
+    return shared.launch_modes.get(engine) == "ray" or any(
+        model.engine == engine and model.nodes > 1 and model.launch_mode == "ray" for model in models)
 
 
 def _check_store(fields: Mapping[str, Value]) -> None:
@@ -166,7 +188,7 @@ def _version(engine: str, value: Value, insecure: bool) -> str:
     version = value.text()
     if not _VERSION.fullmatch(version):
         value.fail(f"not a version: {version!r:.60}")
-    if engine in PYTHON_ENGINES:
+    if engine in MIN_VERSIONS:
         if not _PYTHON_VERSION.fullmatch(version):
             value.fail(f"not a release of {engine}: {version!r:.60}", f"write it like {MIN_VERSIONS[engine]}")
         if _numbers(version) < _numbers(MIN_VERSIONS[engine]) and not insecure:
@@ -211,6 +233,9 @@ def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[st
     if engine not in wanted:
         fields["engine"].fail(f"{engine} is not under engines:",
                               f"add '{engine}: {{version: ...}}' to engines:")
+    if engine == TRTLLM and "/" in name:
+        fields["name"].fail("trtllm names its model by a folder: no / in it",
+                            "give it another name, and this one under aliases:")
     fabric = _network(fields["fabric"]) if "fabric" in fields else shared.fabric
     placement = fields["placement"].fields(PLACEMENT_KEYS, {}) if "placement" in fields else {}
     trust = fields["trust_remote_code"].flag() if "trust_remote_code" in fields else False
@@ -230,6 +255,15 @@ def _model(whole: Value, read_file: Callable[[str], bytes], reserved: Mapping[st
         labels=placement["labels"].names() if "labels" in placement else {},
         only_nodes=placement["nodes"].distinct(Value.name_text) if "nodes" in placement else (),
         args=_args(fields, engine, reserved.get(engine, frozenset())), trust_remote_code=trust)
+
+
+def _gpu_layers(fields: Mapping[str, Value], engine: str) -> Optional[int]:
+    """Return how many layers lie on the GPU, where not all of them shall."""
+    if "gpu_layers" not in fields:
+        return None
+    if engine != LLAMA_CPP:
+        fields["gpu_layers"].fail("only llama.cpp puts a part of a model on the GPU", "leave it out")
+    return fields["gpu_layers"].whole(1, 10_000)
 
 
 def _whole(fields: Mapping[str, Value], key: str, low: int, high: int, default: int) -> int:
@@ -252,22 +286,13 @@ def _nodes(fields: Mapping[str, Value], name: str, engine: str, fabric: str, war
                              "write fabric: 10.1.0.0/16; what they say to each other is not encrypted")
     if nodes > 1:
         warnings.append(f"model {name}: what its nodes say to each other over {fabric} is not encrypted, and asks for "
-                        "no key: let nobody else into that network")
+                        "no key; rank 0 is met on every address of its node: let nobody else in there")
     return nodes
 
 
 def _template(fields: Mapping[str, Value], read_file: Callable[[str], bytes]) -> str:
     if "chat_template" not in fields:
         return ""
-def _gpu_layers(fields: Mapping[str, Value], engine: str) -> Optional[int]:
-    """Return how many layers lie on the GPU, where not all of them shall."""
-    if "gpu_layers" not in fields:
-        return None
-    if engine != LLAMA_CPP:
-        fields["gpu_layers"].fail("only llama.cpp puts a part of a model on the GPU", "leave it out")
-    return fields["gpu_layers"].whole(1, 10_000)
-
-
     value = fields["chat_template"]
     path = value.text()
     try:

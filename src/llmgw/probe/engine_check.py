@@ -7,7 +7,7 @@ from typing import Mapping, Optional, Sequence, Tuple
 from llmgw.domain.command import Command
 from llmgw.domain.engine import CPU, LLAMA_CPP
 from llmgw.domain.errors import LlmgwError
-from llmgw.engines import widest
+from llmgw.engines import trtllm, widest
 from llmgw.engines.base import Engine
 from llmgw.engines.recipes import RECIPES
 from llmgw.engines.widest import Status, Verdict, Wide
@@ -101,8 +101,8 @@ class Asker:
             if engine.name == LLAMA_CPP:
                 seen = binary.run(self._processes, program, engine.name)
                 return seen.says.text, binary.devices(self._processes, program)[0] or (CPU,)
-            version = version_of(self._processes, program, RECIPES[engine.name].package, VERSION_SECONDS) \
-                if engine.name in RECIPES else ""
+            package = RECIPES[engine.name].package if engine.name in RECIPES else trtllm.PACKAGE
+            version = version_of(self._processes, program, package, VERSION_SECONDS)
             return version, self._devices(program, version)
         except LlmgwError:
             return "", ()

@@ -1,4 +1,4 @@
-"""Lists of packages that came with llmgw."""
+"""Files that came with llmgw: lists of packages, and what an engine's own Python runs."""
 from __future__ import annotations
 
 import pkgutil
@@ -12,3 +12,11 @@ def lock(engine: str, version: str) -> Optional[str]:
     except OSError:
         return None
     return data.decode("ascii") if data is not None else None
+
+
+def launcher(name: str) -> bytes:
+    """Return a file of launchers/."""
+    data = pkgutil.get_data("llmgw", f"engines/launchers/{name}")
+    if data is None:
+        raise FileNotFoundError(name)
+    return data

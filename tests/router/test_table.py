@@ -84,6 +84,29 @@ def test_a_control_plane_that_fails_changes_nothing_and_is_said_once(follow, con
     assert started.log().count("no table from the control plane") == 1
 
 
+def test_a_table_of_an_older_control_plane_is_refused_until_that_is_the_younger_one(follow, control_plane, upstream):
+    kept, old = upstream(), upstream()
+
+    def of(engine, epoch, number):
+        return dataclasses.replace(table(model(engine.port), revision=number), epoch=epoch)
+
+    for epoch, number in ((3, 900), (4, 40)):
+        control_plane.table = of(old, epoch, number)
+        started = follow(of(kept, 4, 41), f"{epoch}")
+        wait_for(lambda started=started: "reason=Behind" in started.log())
+        calls = control_plane.calls
+        wait_for(lambda calls=calls: control_plane.calls >= calls + 2)
+        assert started.ask().status == 200 and kept.requests and not old.requests
+        assert revision(started) == 41
+        said, = [line for line in started.log().splitlines() if "reason=Behind" in line]
+        assert f"its table is of epoch {epoch}, revision {number}; served from is 4, 41" in said and "(try: " in said
+        with open(os.path.join(started.folder, "table.json"), "rb") as source:
+            assert wire.loads(wire.ROUTE_TABLE, source.read(), "kept").epoch == 4
+    control_plane.table = of(old, 5, 1)
+    wait_for(lambda: revision(started) == 1)
+    assert started.ask().status == 200 and len(old.requests) == 1
+
+
 def test_revoking_a_key_and_adding_one_takes_effect(follow, control_plane, upstream):
     engine = upstream()
     control_plane.publish(table(model(engine.port)))

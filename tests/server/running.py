@@ -158,8 +158,8 @@ class StandInRouter:
         self.table = table if table is not None else self.table
         return self.table
 
-    def report(self, in_flight=None):
+    def report(self, in_flight=None, answering=()):
         replicas = {row.id: Gauges(0.0, 0.0, None, None, (in_flight or {}).get(row.id, 0))
                     for model in self.table.models for row in model.replicas}
-        made = RouterReport(self.name, self.table.revision, replicas, ())
+        made = RouterReport(self.name, self.table.revision, replicas, answering)
         self.client.call("POST", paths.fill(paths.ROUTER_REPORT, router=self.name), send=wire.ROUTER_REPORT, value=made)

@@ -252,6 +252,28 @@ def test_a_server_that_nodes_know_to_be_older_becomes_younger(server):
     beat_until([node], lambda: node.desired is not None)
 
 
+def test_a_router_that_serves_from_a_later_table_makes_the_server_younger(server):
+    served(server, "a")
+    router = StandInRouter(server)
+    router.poll()
+    before = router.table
+    for later in (before.revision + 5, (before.epoch + 7 << 24) + 1):          # of this very epoch, and of a later one
+        router.table = replace(router.table, revision=later)
+        router.report()
+        until(lambda later=later: router.poll().revision > later, "a table that the router takes")
+    assert router.table.epoch > before.epoch + 7 and router.table.models == before.models
+
+
+def test_a_node_that_knows_a_later_generation_makes_the_server_younger(server):
+    """Of a server that was set up anew: its first epoch is that of the one before."""
+    node = StandInNode(server, "a")
+    epoch = server.client().json("GET", paths.HEALTH)["epoch"]
+    node.observed = replace(node.observed, epoch=epoch, generation=70)
+    node.client.call("POST", paths.fill(paths.HEARTBEAT, node="a"), send=wire.NODE_OBSERVED, value=node.observed)
+    until(lambda: server.client().json("GET", paths.HEALTH)["epoch"] > epoch)
+    beat_until([node], lambda: node.desired is not None)
+
+
 def test_a_drained_node_gets_nothing_new_and_its_replica_moves(server):
     nodes = served(server, "a", "b")
     before, = replicas(server)
@@ -279,9 +301,19 @@ def test_a_node_that_is_gone_for_good_is_forgotten_and_its_replica_replaced(serv
         server.client().json("DELETE", path)
     gone.observed = replace(gone.observed, stopping=True)
     gone.beat()
-    server.client().json("DELETE", path)
+    row, = replicas(server)
+    router = StandInRouter(server)
+    router.poll()
+    router.report(answering=(row.id,))
+    with pytest.raises(ApiError, match=f"node {where} is not gone: routers still reach its replica {row.id}") as caught:
+        server.client().json("DELETE", path)
+    assert f"ctl drain {where}" in caught.value.hint
+    router.report()
+    assert server.client().json("DELETE", path) == {"replicas": [row.id]}
     beat_until([left], lambda: [item.shards[0].node for item in replicas(server)] == [left.name], "the replacement")
     assert [item.name for item in server.client().items(paths.NODES, wire.NODE_VIEW)] == [left.name]
+    gone.observed = replace(gone.observed, stopping=False)
+    beat_until([gone, left], lambda: gone.desired.shards == (), "it is a new node, and is told to end what it runs")
 
 
 def test_a_crashlooping_replica_shows_its_node_s_words(server):

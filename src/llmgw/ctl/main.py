@@ -15,7 +15,7 @@ from llmgw.domain.errors import ApiError, UsageError
 
 # name: (module, one line of help)
 COMMANDS = {
-    "nodes": ("nodes", "the machines, what they are and whether they answer"),
+    "nodes": ("nodes", "the machines, what they are and whether they answer; forget one"),
     "models": ("models", "what is served, and why something is not"),
     "replicas": ("replicas", "each served copy and where it runs"),
     "engines": ("engines", "each engine on each node"),

@@ -14,8 +14,9 @@ TITLES = ("NODE", "STATE", "SYSTEM", "CPUS", "MEM FREE", "DISK FREE", "GPUS", "R
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("command", metavar="revoke NODE", nargs="*",
-                        help="end the node's credential at once: it must join anew (without: show the nodes)")
+    parser.add_argument("command", metavar="revoke|forget NODE", nargs="*",
+                        help="revoke: end the node's credential at once, it must join anew; forget: take one that is "
+                             "gone for good off the list (without: show the nodes)")
     watch.arguments(parser)
 
 
@@ -54,7 +55,14 @@ def _revoke(options: argparse.Namespace, node: str) -> None:
     output.say("its engines go on until somebody stops its agent; to let the machine in again, let it join anew")
 
 
-ACTIONS = {"revoke": _revoke}
+def _forget(options: argparse.Namespace, node: str) -> None:
+    replicas = connect(options).json("DELETE", paths.fill(paths.NODE, node=node))["replicas"]
+    output.say(f"node {node} is forgotten; should its agent ever call again, it comes as a new one")
+    if replicas:
+        output.say(f"what it served is started elsewhere where there is room: {', '.join(replicas)}")
+
+
+ACTIONS = {"revoke": _revoke, "forget": _forget}
 
 
 def _row(node: NodeView) -> output.Row:

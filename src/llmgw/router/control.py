@@ -22,6 +22,7 @@ PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 10.0
 TOKEN_HINT = ("copy the server's tokens/router into this router's token file, and start it again; one that had joined "
               "joins anew with the line of llmgw ctl token create --role router")
+BEHIND_HINT = "one that was set up anew takes a later epoch by itself; else name the right one with --server"
 
 
 def table_path(data_dir: str) -> str:
@@ -39,6 +40,11 @@ def kept_table(data_dir: str) -> Optional[RouteTable]:
     except ParseError as error:
         log.error("the kept table cannot be used: %s", error.message)
         return None
+
+
+def _age(table: RouteTable) -> Tuple[int, int]:
+    """Return what only grows: a table that has less of it comes from a control plane that is no longer the one."""
+    return table.epoch, table.revision
 
 
 def _doors(table: RouteTable) -> Tuple[object, ...]:
@@ -70,7 +76,12 @@ class Follower:
             table = self._client.call("GET", f"{paths.ROUTES}?{urlencode(asking)}", receive=wire.ROUTE_TABLE,
                                       timeout=WAIT_SECONDS + 10.0)
         except LlmgwError as error:
-            return self._missed(error)
+            return self._missed(error.reason, error.message,
+                                TOKEN_HINT if error.reason == Unauthorized.reason else error.hint)
+        if table is not None and self._table is not None and _age(table) < _age(self._table):
+            return self._missed("Behind", f"the control plane is behind: its table is of epoch {table.epoch}, "
+                                f"revision {table.revision}; served from is {self._table.epoch}, "
+                                f"{self._table.revision}", BEHIND_HINT)
         if self._said:
             log.info("the control plane answers again url=%s", self._client.url)
         self._misses, self._said, self._heard = 0, "", True
@@ -89,12 +100,11 @@ class Follower:
         except LlmgwError as error:           # serving goes on; a restart would serve the older one
             log.error("the table could not be kept reason=%s: %s", error.reason, error.message)
 
-    def _missed(self, error: LlmgwError) -> float:
+    def _missed(self, reason: str, message: str, hint: str) -> float:
         self._misses += 1
-        if error.message != self._said:       # once per change, not once per call
-            self._said = error.message
-            hint = TOKEN_HINT if error.reason == Unauthorized.reason else error.hint
-            log.warning("no table from the control plane reason=%s: %s%s", error.reason, error.message,
+        if message != self._said:             # once per change, not once per call
+            self._said = message
+            log.warning("no table from the control plane reason=%s: %s%s", reason, message,
                         f" (try: {hint})" if hint else "")
         pause = min(PAUSE_SECONDS * 2 ** min(self._misses - 1, 6), MOST_PAUSE_SECONDS)
         return pause * random.uniform(0.8, 1.2)

@@ -6,7 +6,7 @@ import secrets
 from typing import List
 
 from llmgw.api import paths, wire
-from llmgw.domain.errors import ParseError
+from llmgw.domain.errors import Conflict, ParseError
 from llmgw.domain.view import LockView
 from llmgw.server import plan
 from llmgw.server.handlers_fleet import wanted_python_engine
@@ -88,9 +88,14 @@ class AdminHandlers:
     def forget_node(self, request: Request) -> Response:
         """Forget a node that is gone for good; its replicas are replaced at once."""
         node = request.args["node"]
+        there = [row.id for row in self._reconciler.snapshot.replicas if any(shard.node == node for shard in row.shards)]
+        reached = sorted(self._parts.routers.answering().intersection(there))
+        if reached:
+            raise Conflict(f"node {node} is not gone: routers still reach its replica {', '.join(reached)}",
+                           hint=f"llmgw ctl drain {node} moves what it serves; or end what runs there")
         self._parts.nodes.forget(node)
         self._parts.events.add(f"node/{node}", "Forgotten", "by an admin")
-        return Response(204)
+        return json_response({"replicas": there})
 
     # The configuration.
 

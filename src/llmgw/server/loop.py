@@ -25,7 +25,7 @@ from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.events import Events
 from llmgw.server.nodes import Nodes
 from llmgw.server.routers import Routers
-from llmgw.server.routes_feed import RoutesFeed
+from llmgw.server.routes_feed import RoutesFeed, epoch_of
 from llmgw.server.sources import Sources
 from llmgw.server.store import Compare, Delete, Operation, Store, put
 from llmgw.server.tokens import Tokens
@@ -100,9 +100,7 @@ class Reconciler:
             self._deaf_at = now
         self._turn_at = now
         parts.config.poll()
-        if parts.nodes.highest_epoch > self.epoch:     # agents refuse an older leader: be a younger one
-            self.epoch = self._next_epoch(parts.nodes.highest_epoch)
-            parts.events.add("server", "EpochRaised", f"nodes had seen a later epoch, it is {self.epoch} now")
+        self._overtake()
         verdict = liveness.judge(parts.nodes.seen(), now, started_at=self._started_at, deaf_at=self._deaf_at)
         wanted = self.wanted(parts.config.state.current)
         news = self._news(verdict, wanted)
@@ -112,6 +110,15 @@ class Reconciler:
         parts.events.flush()
         self.turned.set()
         return None
+
+    def _overtake(self) -> None:
+        """Be younger than all that agents and routers have seen: they refuse an older one; this may be set up anew."""
+        parts, seen = self._parts, self._parts.nodes.highest_epoch
+        if parts.routers.highest_revision > parts.feed.table.revision:
+            seen = max(seen, epoch_of(parts.routers.highest_revision) + 1)
+        if seen > self.epoch:
+            self.epoch = self._next_epoch(seen)
+            parts.events.add("server", "EpochRaised", f"nodes or routers knew a later epoch, it is {self.epoch} now")
 
     def _news(self, verdict: Verdict, wanted: Tuple[Wanted, ...]) -> Tuple[object, ...]:
         parts = self._parts

@@ -46,12 +46,13 @@ class Nodes:
         self._heard: Dict[str, Heard] = {}
         self._known = {entry.value["name"] for entry in store.range(records.NODES)}
         self._desired: Dict[str, Tuple[int, NodeDesired]] = {}
+        self._generations: Dict[str, int] = {}         # of forgotten nodes too: one that returns refuses a lower one
         self._requests: Dict[str, List[Tuple[float, NodeRequest]]] = {}
         self._said = Said()
         self._tails: Dict[str, Tuple[threading.Event, List[LogTail]]] = {}
         self.changes = 0              # grows when a node said something new, not with every heartbeat
         self.heartbeats = 0
-        self.highest_epoch = 0        # that any node has acted on
+        self.highest_epoch = 0        # that any node has acted on, and must be overtaken when it is not ours
         self.silent_answers = False   # after a restore: hear everybody, tell nothing
 
     def hear(self, observed: NodeObserved) -> None:
@@ -89,7 +90,9 @@ class Nodes:
         """Return what this node is to be told now."""
         name = observed.identity.name
         with self._lock:
-            generation, desired = self._desired.get(name, (0, None))
+            generation, desired = self._desired.get(name, (self._generations.get(name, 0), None))
+            if observed.epoch == epoch and observed.generation > generation:       # of a control plane before this one
+                self.highest_epoch = max(self.highest_epoch, epoch + 1)
             requests = self._due(name)
             count = len(self._heard)
         if self.silent_answers:
@@ -123,9 +126,9 @@ class Nodes:
         """Set what each node is to have; a change raises the node's generation."""
         with self._lock:
             for name, wanted in desired.items():
-                generation, before = self._desired.get(name, (0, None))
-                if before != wanted:
-                    self._desired[name] = (generation + 1, wanted)
+                if name not in self._desired or self._desired[name][1] != wanted:
+                    self._generations[name] = self._generations.get(name, 0) + 1
+                    self._desired[name] = (self._generations[name], wanted)
             for name in set(self._desired) - set(desired):
                 del self._desired[name]
 

@@ -19,10 +19,12 @@ class Routers:
         self._lock = threading.Lock()
         self._reports: Dict[str, Tuple[float, RouterReport]] = {}
         self._drains: Dict[str, Tuple[float, int]] = {}     # replica: (since, revision that says so)
+        self.highest_revision = 0     # of a table that any router serves from
 
     def hear(self, report: RouterReport) -> None:
         with self._lock:
             self._reports[report.router] = (self._clock.monotonic(), report)
+            self.highest_revision = max(self.highest_revision, report.table_revision)
 
     def fresh(self) -> Mapping[str, RouterReport]:
         """Return the reports of routers that still speak."""

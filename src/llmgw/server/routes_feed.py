@@ -18,6 +18,11 @@ log = logging.getLogger(__name__)
 EPOCH_BITS = 24               # revisions of one epoch; a later epoch's are always higher
 
 
+def epoch_of(revision: int) -> int:
+    """Return the epoch in which this revision of the table was made."""
+    return revision >> EPOCH_BITS
+
+
 class RoutesFeed:
     """The loop publishes, handlers wait. What routers must serve from survives a restart."""
 

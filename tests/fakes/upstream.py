@@ -22,6 +22,7 @@ class Exchange:
         self.fields = [tuple(part.strip() for part in field.split(":", 1)) for field in fields if field]
         self.headers = {name.lower(): value for name, value in self.fields}
         self.kept = True
+        self.first = True             # that came on its connection
 
     @property
     def json(self):
@@ -143,7 +144,7 @@ class Upstream:
             thread.start()
 
     def _serve(self, sock):
-        data = b""
+        data, first = b"", True
         try:
             with sock:
                 while True:
@@ -161,6 +162,7 @@ class Upstream:
                             return
                         data += piece
                     exchange, data = Exchange(sock, head, data[:length]), data[length:]
+                    exchange.first, first = first, False
                     if exchange.path == "/metrics":
                         self.scrapes += 1
                         exchange.answer(body=self.metrics, content_type="text/plain")

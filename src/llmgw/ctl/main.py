@@ -25,6 +25,7 @@ COMMANDS = {
     "token": ("token", "let machines and people in: create, list, revoke"),
     "mirror": ("mirror", "weights and engine archives: import, import-ollama, pull, list, verify ..."),
     "engine-check": ("engine_check", "whether an engine here takes every flag llmgw would give it"),
+    "console": ("console.main", "the cluster on one screen: nodes, mirror"),
     "plan": ("plan", "what a server.yaml would start, stop and move"),
     "apply": ("apply", "let a held-back change of server.yaml go ahead"),
     "drain": ("drain", "let a node finish what it does and take nothing new"),

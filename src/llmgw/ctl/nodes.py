@@ -30,7 +30,7 @@ def action(options: argparse.Namespace) -> int:
         if options.json:
             return output.write_json(data)
         nodes = [wire.NODE_VIEW.decode(item, "node") for item in data["items"]]
-        output.write_table(TITLES, [_row(node) for node in nodes],
+        output.write_table(TITLES, [row_of(node) for node in nodes],
                            empty="no node has called yet: start one with llmgw.pyz agent --server URL")
         if data.get("suspicion") and any(node.state != "ready" for node in nodes):
             output.say(data["suspicion"])
@@ -65,7 +65,8 @@ def _forget(options: argparse.Namespace, node: str) -> None:
 ACTIONS = {"revoke": _revoke, "forget": _forget}
 
 
-def _row(node: NodeView) -> output.Row:
+def row_of(node: NodeView) -> output.Row:
+    """Return one line of the table, with what troubles the node."""
     facts = node.facts
     system = " ".join(word for word in (facts.os.pretty_name or facts.os.id, facts.arch) if word)
     return output.Row((
@@ -73,7 +74,7 @@ def _row(node: NodeView) -> output.Row:
         _of(facts.memory_available_bytes, facts.memory_total_bytes),
         _of(facts.disk_free_bytes, facts.disk_total_bytes),
         _gpus(node), str(len(node.replicas))),
-        tuple(_notes(node)))
+        tuple(notes_of(node)))
 
 
 def _of(free: int, total: int) -> str:
@@ -89,7 +90,8 @@ def _gpus(node: NodeView) -> str:
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
 
 
-def _notes(node: NodeView) -> List[str]:
+def notes_of(node: NodeView) -> List[str]:
+    """Return what is to be said of a node beyond its numbers."""
     notes = []
     if node.state != "ready":
         notes.append(node.message or f"last heard of {output.age(node.seen_seconds_ago)} ago")
@@ -98,6 +100,6 @@ def _notes(node: NodeView) -> List[str]:
     if not node.probed and node.state == "ready":
         notes.append("has not finished looking at itself yet")
     notes += node.warnings
-    notes += [f"{engine.name} {engine.version}: {engine.message}" for engine in node.engines
+    notes += [engine.sentence for engine in node.engines
               if engine.message and not engine.usable and engine.phase.value != "skipped"]
     return list(dict.fromkeys(notes))

@@ -164,6 +164,12 @@ def _wrap(text: str, width: int, indent: str) -> List[str]:
     return shown + [line] if line.strip() or not shown else shown
 
 
+def wrapped(text: str, width: int) -> List[str]:
+    """Return a sentence in lines of at most ``width`` columns, the indent of its first line kept on all."""
+    indent = text[:len(text) - len(text.lstrip(" "))][:40]
+    return [indent + line for line in _wrap(clean(text.lstrip(" ")), max(width - len(indent), 1), "")]
+
+
 def paint(text: str, colour: bool) -> str:
     """Return a word of state in its colour, when there is colour."""
     code = _COLOURS.get(text) if colour else None

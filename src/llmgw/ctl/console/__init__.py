@@ -1,0 +1,1 @@
+"""``ctl console``: the cluster on one screen. Views are pure; only ``terminal`` knows curses."""

@@ -73,10 +73,8 @@ def _engine(engine: EngineObserved) -> Tuple[str, Optional[int]]:
     head = f"{engine.name} {engine.version}: "
     if engine.phase is EnginePhase.INSTALLED:
         return f"{head}installed", None
-    said = engine.message or engine.phase.value
-    if engine.hint:
-        said += f" (try: {engine.hint})"
-    return said if said.startswith(head) else head + said, _tenth(engine.done_bytes, engine.total_bytes)
+    said = engine.sentence + (f" (try: {engine.hint})" if engine.hint else "")
+    return said, _tenth(engine.done_bytes, engine.total_bytes)
 
 
 def _weights(weights: WeightsObserved) -> Tuple[str, Optional[int]]:

@@ -50,7 +50,7 @@ def node(name, facts=FACTS, engines=(engine(),), **more):
 
 GOOD = node("anna", labels={"rack": "a", "zone": "cellar"}, replicas=("gemma-3-270m-1f4c",),
             weights=(WeightsObserved("gemma-3-270m", "f" * 64, WeightsPhase.WHOLE, 253 << 20, 253 << 20),))
-LACKING = node("bert", address="10.0.0.8", engines=(engine(EnginePhase.MISSING, MISSING, hint=MISSING_HINT),))
+LACKING = node("bert", address="10.0.0.8", engines=(engine(EnginePhase.MISSING, f"llama.cpp {BUILD}: {MISSING}", hint=MISSING_HINT),))
 FETCHING = node("carl", address="10.0.0.9", engines=(
     engine(EnginePhase.DOWNLOADING, INSTALLING, done_bytes=6_880_000, total_bytes=16_000_000),))
 THREE = (GOOD, LACKING, FETCHING)

@@ -329,10 +329,9 @@ def _why_no_engine(room: _Room, engine: str, version: str) -> str:
     seen = seen or [one for one in room.engines.get(engine, ()) if one.source == "operator"]
     if not seen:
         return f"{engine} {version} is not installed"
-    said = seen[0].message or seen[0].phase.value
+    text = seen[0].sentence
     if seen[0].phase is EnginePhase.INSTALLED and not seen[0].message:
-        said = "installed, but not seen to run"
-    text = f"{engine} {version}: {said}"
+        text += ", but not seen to run"
     return f"{text} (try: {seen[0].hint})" if seen[0].hint else text
 
 

@@ -97,6 +97,13 @@ class EngineObserved:
     devices: Tuple[str, ...] = ()
     since: float = 0.0        # wall clock of the node, for display only
 
+    @property
+    def sentence(self) -> str:
+        """The node's sentence with the engine's name before it, once."""
+        head = f"{self.name} {self.version}: "
+        said = self.message or self.phase.value
+        return said if said.startswith(head) else head + said
+
 
 @dataclass(frozen=True)
 class PackageList:

@@ -249,7 +249,9 @@ function engineKind(engine) {
 
 function engineSaid(engine) {
   const devices = list(engine.devices).map(line).filter(Boolean).join(", ");
-  const said = line(engine.message) || (engine.phase === "installed" && !engine.usable ? "installed, but not seen to run" : "");
+  const head = `${engine.name} ${engine.version}: `;       // it stands before the sentence already
+  const whole = line(engine.message);
+  const said = (whole.startsWith(head) ? whole.slice(head.length) : whole) || (engine.phase === "installed" && !engine.usable ? "installed, but not seen to run" : "");
   const amount = said && !said.includes("%") && engine.total_bytes && typeof engine.done_bytes === "number" && engineKind(engine) === "busy"
     ? ` (${percent(engine.done_bytes, engine.total_bytes)} % of ${size(engine.total_bytes)})` : "";
   return [said + amount, devices && `${said ? " · " : ""}devices: ${devices}`].filter(Boolean);

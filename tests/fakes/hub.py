@@ -26,6 +26,11 @@ class FakeHub:
         self.token = ""                            # what gated repositories want
         self.wrong_digest: Set[str] = set()
         self.cuts: Dict[str, list] = {}
+        self.gated_files = False                   # the list is open, the files want a token
+        self.spoil: Dict[str, int] = {}            # path -> a byte that comes wrong, once
+        self.lies: Dict[str, int] = {}             # path -> how many bytes more it claims to have
+        self.ranges = True
+        self.files_at = ""                         # another host that has the files themselves
         self.rate_limited = 0
         self.endless_pages = False
         self.web = FakeWeb(self._answer)
@@ -54,7 +59,7 @@ class FakeHub:
             return self._revision(steps[3])
         if api:
             return self._tree(repo, parse_qs(parts.query))
-        return self._resolve(repo, steps[3], "/".join(steps[4:]))
+        return self._resolve(repo, steps[3], "/".join(steps[4:]), headers)
 
     def _revision(self, revision: str) -> Reply:
         if revision not in self.commits:
@@ -79,17 +84,25 @@ class FakeHub:
         return {"type": "file", "path": path, "size": len(data), "oid": git_oid(b"pointer"),
                 "lfs": {"oid": oid, "size": len(data), "pointerSize": 135}}
 
-    def _resolve(self, repo: str, commit: str, path: str) -> Reply:
+    def _resolve(self, repo: str, commit: str, path: str, headers: Dict[str, str]) -> Reply:
         if commit not in self.commits.values() or path not in self.repos[repo]:
             return Reply(404, b"Entry not found")
         data = self.repos[repo][path]
+        if self.gated_files and headers.get("authorization") != f"Bearer {self.token}":
+            return Reply(403, b"Access to this model is restricted", {"X-Error-Code": "GatedRepo"})
         if len(data) > self.small:
-            return Reply(302, headers={"Location": f"{self.url}/cdn/{path}"})
+            return Reply(302, headers={"Location": f"{self.files_at or self.url}/cdn/{path}"})
         return Reply(200, data, {"Content-Type": "text/plain; charset=utf-8"})
 
     def _cdn(self, path: str) -> Reply:
         data = next(files[path] for files in self.repos.values() if path in files)
-        reply = Reply(200, data)
+        if path in self.spoil:
+            at = self.spoil.pop(path)
+            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
+        reply = Reply(200, data, ranges=self.ranges)
+        if path in self.lies:
+            reply.headers["Content-Length"] = str(len(data) + self.lies[path])
+            reply.ranges, reply.close = False, True
         if self.cuts.get(path):
             reply.cut_after = self.cuts[path].pop(0)
         return reply

@@ -16,6 +16,7 @@ class Reply:
     cut_after: Optional[int] = None       # send so many bytes of the body, then close
     stall_after: Optional[int] = None     # send so many, then say nothing until the server stops
     ranges: bool = True                   # False: ignore Range
+    close: bool = False                   # end the connection after the body, whatever length was promised
 
 
 class FakeWeb:
@@ -78,7 +79,7 @@ class FakeWeb:
         handler.wfile.flush()
         if reply.stall_after is not None:
             self._stopping.wait(120)
-        if limit < len(body):
+        if limit < len(body) or reply.close:
             handler.close_connection = True
             handler.connection.shutdown(socket.SHUT_RDWR)
 

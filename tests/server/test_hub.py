@@ -169,6 +169,62 @@ def test_what_does_not_exist_is_said_so(source, name):
     assert sentence.startswith(f"{name} does not exist, or may not be read without a token; check how it is spelled")
 
 
+@pytest.mark.parametrize("cut", [0, 1, 4096, CHUNK_BYTES, len(MODEL) - 1])
+def test_a_transfer_may_be_cut_at_any_byte(source, fake, tmp_path, cut):
+    fake.cuts["one.gguf"] = [cut]
+    weights, _ = pull(source, "hf:o/one")
+    assert (tmp_path / "blobs" / "sha256" / weights.files[0].sha256).read_bytes() == MODEL
+
+
+def test_a_hub_that_ignores_ranges_still_brings_it(source, fake):
+    fake.ranges, fake.cuts["one.gguf"] = False, [CHUNK_BYTES + 5]
+    assert pull(source, "hf:o/one")[0]
+
+
+@pytest.mark.parametrize("more", [-1000, 1000])
+def test_a_hub_that_lies_about_the_length_never_makes_a_blob(source, fake, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(releases, "TRIES", 1)
+    fake.lies["one.gguf"] = more
+    failed = pull(source, "hf:o/one", until=lambda weights, sentence: weights or source._pulls["hf:o/one"].failures)[0]
+    if failed is None:
+        assert os.listdir(tmp_path / "blobs" / "sha256") == []
+    fake.lies.clear()
+    weights, _ = pull(source, "hf:o/one")
+    assert (tmp_path / "blobs" / "sha256" / weights.files[0].sha256).read_bytes() == MODEL
+
+
+def test_one_wrong_byte_on_the_way_is_never_kept(source, fake, tmp_path):
+    fake.spoil["one.gguf"] = CHUNK_BYTES + 7
+    assert "sha256 is" in pull(source, "hf:o/one", until=lambda weights, sentence: "sha256 is" in sentence)[1]
+    assert os.listdir(tmp_path / "blobs" / "sha256") == []
+    weights, _ = pull(source, "hf:o/one")
+    assert (tmp_path / "blobs" / "sha256" / weights.files[0].sha256).read_bytes() == MODEL
+
+
+def test_a_gated_model_says_whose_terms_to_accept_and_where_the_token_goes(source, fake):
+    fake.gated_files, fake.token = True, "hf_right"
+    sentence = pull(source, "hf:o/one", until=lambda weights, sentence: "gated" in sentence)[1]
+    assert sentence.startswith("hf:o/one is gated or private: ") and f"accept its terms at {fake.url}/o/one" in sentence
+    assert "LLMGW_HF_TOKEN_FILE" in sentence and source.progress("hf:o/one")["failed"]
+
+
+def test_the_token_goes_to_the_configured_host_only(fake, tmp_path):
+    (tmp_path / "token").write_text("hf_right\n")
+    fake.gated_files, fake.token = True, "hf_right"
+    with FakeHub({"o/one": fake.repos["o/one"]}) as elsewhere:       # where the files themselves lie
+        fake.files_at = elsewhere.url
+        assert pull(Hub(str(tmp_path), fake.url, str(tmp_path / "token")), "hf:o/one")[0]
+        assert elsewhere.web.requests and all("authorization" not in one for one in elsewhere.web.requests)
+    asked = [one for one in fake.web.requests if one["path"].startswith("/o/one/resolve")]
+    assert asked and all(one["authorization"] == "Bearer hf_right" for one in asked)
+
+
+def test_a_pattern_takes_the_files_that_it_matches(source, fake):
+    weights, _ = pull(source, "hf:o/st:*.json")
+    assert [file.name for file in weights.files] == ["config.json", "tokenizer.json"]
+    assert "has no file like '*.gguf'" in pull(source, "hf:o/st:*.gguf", until=lambda weights, sentence: "like" in sentence)[1]
+
+
 def test_a_gated_repository_is_read_with_a_token(fake, tmp_path):
     fake.gated, fake.token = {"o/one"}, "hf_secret"
     (tmp_path / "token").write_text("hf_secret\n")

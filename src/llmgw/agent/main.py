@@ -37,7 +37,7 @@ from llmgw.api.joining import Credential
 from llmgw.domain.errors import ConfigError
 from llmgw.domain.node import NodeIdentity
 from llmgw.probe import machine
-from llmgw.system import files, logs, loop, owned, proc, spawn
+from llmgw.system import files, logs, loop, notify, owned, proc, spawn
 from llmgw.system.clock import Clock
 from llmgw.system.process import Processes
 
@@ -62,6 +62,8 @@ def run(argv: List[str], debug: bool) -> int:
     owned.watch(stop)
     lock = files.FolderLock(chosen.config.data_dir, "agent")
     try:
+        alive = threading.main_thread()
+        notify.ready(alive.is_alive, stop)     # before it joins: that may have to wait for the control plane
         chosen, held = joined.resolve(chosen, stop.is_set)
         Agent(chosen, stop, held).serve()
     finally:

@@ -59,7 +59,7 @@ def _create(options: argparse.Namespace) -> int:
         uses = "one use" if made.uses == 1 else f"{made.uses} uses"
         output.say(f"join string {made.id} for a {made.role}, {uses}, until {until}; it is shown only this once.")
         if made.line and not options.string:
-            output.say("Run this line on the new machine, as root or as any user: it loads llmgw.pyz, checks it, joins.")
+            output.say("Run this line on the new machine, as root or any user: it loads llmgw.pyz, checks it, joins.")
             output.write(output.clean(made.line))
             return 0
         output.say("Give it to the new machine in LLMGW_JOIN or with --join-file, never as an argument:")

@@ -83,7 +83,11 @@ class TlsDoor:
     async def _first_byte(self, sock: Any) -> bytes:
         """Return the first byte without taking it; empty when the peer has gone."""
         there: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(sock, lambda: there.done() or there.set_result(None))
+
+        def come() -> None:
+            if not there.done():
+                there.set_result(None)
+        self._loop.add_reader(sock, come)
         try:
             await there
             return tls.first_byte(sock)

@@ -18,13 +18,14 @@ from llmgw.router import control, trust
 from llmgw.router.app import Router
 from llmgw.router.flow import FIRST_BYTE_SECONDS
 from llmgw.router.scraper import scrape_for_ever
-from llmgw.system import data_dir, files, logs
+from llmgw.system import data_dir, files, logs, notify
 from llmgw.system.open_files import raise_open_files
 from llmgw.system.ports import cannot_listen
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 180.0
+HUNG_SECONDS = 30.0
 
 
 def run(argv: List[str], debug: bool) -> int:
@@ -86,6 +87,7 @@ class _Process:
         self.router = Router(args.name, args.first_byte_seconds)
         self._report: Optional[RouterReport] = None      # swapped whole; read by the reporter's thread
         self._stop = threading.Event()
+        self._alive_at = time.monotonic()
 
     async def serve(self) -> None:
         """Listen, serve, drain."""
@@ -101,6 +103,7 @@ class _Process:
             log.info("serving the kept table revision=%d", table.revision)
         await self._listen()
         self._follow(table, running)
+        notify.ready(lambda: time.monotonic() - self._alive_at < HUNG_SECONDS, self._stop)
         tasks = [running.create_task(scrape_for_ever(self.router)), running.create_task(self._refresh_report())]
         gc.collect()
         gc.freeze()
@@ -155,7 +158,8 @@ class _Process:
 
     async def _refresh_report(self) -> None:
         while True:
-            self._report = self.router.report(time.monotonic())
+            self._alive_at = time.monotonic()
+            self._report = self.router.report(self._alive_at)
             await asyncio.sleep(1.0)
 
     async def _drain(self, stop: asyncio.Event) -> None:

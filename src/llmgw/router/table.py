@@ -73,7 +73,7 @@ class Table:
     def __init__(self, routed: RouteTable, before: Optional["Table"] = None) -> None:
         self.routed = routed
         is_same_ca = before is not None and before.routed.ca == routed.ca
-        self.context = before.context if before is not None and is_same_ca else _context(routed.ca)
+        self.context: Any = before.context if before is not None and is_same_ca else _context(routed.ca)
         known: Dict[Tuple[object, ...], Replica] = {}
         for replica in before.replicas if before is not None else ():
             stays = is_same_ca or replica.context is None

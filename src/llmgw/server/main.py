@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import threading
-from typing import Callable, List, Sequence, Tuple
+import time
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from llmgw import __version__
 from llmgw.domain.cluster import ClusterConfig
@@ -35,7 +36,7 @@ from llmgw.server.routes_feed import RoutesFeed
 from llmgw.server.sources import Sources, optional_part
 from llmgw.server.store_sqlite import SqliteStore
 from llmgw.server.tokens import Tokens
-from llmgw.system import data_dir, files, logs, loop, open_files
+from llmgw.system import data_dir, files, logs, loop, notify, open_files
 from llmgw.system.clock import Clock
 from llmgw.system.http_server import HttpServer
 from llmgw.system.routes import Route, RouteTable
@@ -93,6 +94,7 @@ def _address(text: str) -> Tuple[str, int]:
     return host.strip("[]"), int(port)
 
 FIRST_TURN_SECONDS = 5.0
+HUNG_SECONDS = 60.0
 PULLS_SECONDS = 5.0
 
 
@@ -128,6 +130,7 @@ class Server:
             tokens=Tokens(self._store, folder, clock), feed=self._feed, rows=rows,
             admissions=Admissions(self._store, self._authority, clock))
         self._is_whole = True
+        self._turned_at = time.monotonic()
         self._reconciler = Reconciler(parts)
         self._pulls = Pulls(self._store, mirror, self._hub)
         numbers = HttpNumbers()
@@ -153,7 +156,7 @@ class Server:
 
     def serve(self, stop: threading.Event) -> None:
         """Answer and take turns until ``stop``."""
-        turns = loop.start("reconcile", self._reconciler.turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
+        turns = loop.start("reconcile", self._turn, every=EVERY_SECONDS, stop=stop, poke=self._nodes.poke)
         self._reconciler.turned.wait(FIRST_TURN_SECONDS)   # an empty list means "has none": look before answering
         self._http.start()
         loop.start("certificates", self._look_after_certificates, every=CHECK_SECONDS, stop=stop)
@@ -163,11 +166,18 @@ class Server:
         log.info("serving url=%s version=%s epoch=%d data_dir=%s", self._http.url, __version__,
                  self._reconciler.epoch, self._folder)
         loop.start("pulls", self._pulls.turn, every=PULLS_SECONDS, stop=stop)
+        notify.ready(lambda: time.monotonic() - self._turned_at < HUNG_SECONDS, stop)
         stop.wait()
         self._nodes.poke.set()
         turns.join(5.0)
         self.close()
         log.info("stopped")
+
+    def _turn(self) -> Optional[float]:
+        try:
+            return self._reconciler.turn()
+        finally:                      # a turn that fails is tried again; one that never ends is what hangs
+            self._turned_at = time.monotonic()
 
     def close(self) -> None:
         """Let waiting calls go, finish the running ones, write what is to be written."""

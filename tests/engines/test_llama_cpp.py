@@ -61,6 +61,11 @@ def test_an_unnamed_context_length_is_the_models_own_up_to_a_cap(train, used):
     assert context_per_request(shard().model, weights) == used
 
 
+@pytest.mark.parametrize("gpus, layers, said", [((), None, "0"), ((GpuSlot("GPU-1", 0),), None, "999"), ((GpuSlot("GPU-1", 0),), 20, "20"), ((), 20, "0")])
+def test_all_layers_are_on_the_gpu_unless_a_part_is_asked_for(gpus, layers, said):
+    assert after(command(shard(gpus=gpus, gpu_layers=layers)).argv, "--n-gpu-layers") == said
+
+
 def test_args_of_the_operator_come_last_and_unchanged():
     assert command(shard(args=("--flash-attn", "on"))).argv[-2:] == ("--flash-attn", "on")
 

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Dict, Optional, Set, Tuple
 
+from llmgw.agent.gpu_proof import GpuProof
 from llmgw.domain.errors import LlmgwError, Unreachable
 from llmgw.domain.model import ModelSpec
 from llmgw.domain.secret import Secret
@@ -15,7 +16,6 @@ from llmgw.system import proc, spawn
 from llmgw.system.http_client import Answer, HttpClient
 
 QUICK_SECONDS = 5.0
-OPENS = "lets other machines in: it listens on"
 TOKEN_SECONDS = 120.0             # the first request compiles and reads what was mapped only
 
 
@@ -31,6 +31,13 @@ class Finding:
 
     proof: Proof
     message: str = ""
+    reason: str = "DoesNotServe"      # of what is wrong
+
+
+def on_gpus(found: Finding, proof: Optional[GpuProof], marker: spawn.Marker) -> Finding:
+    """Return ``found``, or that the programs hold nothing of a GPU they were given."""
+    why = proof.why_not(marker) if found.proof is Proof.READY and proof is not None else ""
+    return Finding(Proof.WRONG, f"does not use its GPUs: {why}", "NotOnGpu") if why else found
 
 
 class EngineDoor:
@@ -61,7 +68,7 @@ class EngineDoor:
         if health.status != 200:
             return Finding(Proof.NOT_YET, f"answers {health.status} when asked for its health")
         if not listens(identity, self._port):
-            return Finding(Proof.WRONG, f"somebody else listens on its port {self._port}")
+            return Finding(Proof.WRONG, f"somebody else listens on its port {self._port}", "NotOurEngine")
         try:
             found = self._prove_answers()
         except Unreachable as error:
@@ -69,7 +76,8 @@ class EngineDoor:
         if found.proof is not Proof.READY:
             return found
         outside = listens_outside(identity, self._may_listen, self._meet_port)
-        return Finding(Proof.WRONG, f"{OPENS} {', '.join(outside)}") if outside else found
+        return Finding(Proof.WRONG, f"lets other machines in: it listens on {', '.join(outside)}",
+                       "ListensOutside") if outside else found
 
     def _prove_answers(self) -> Finding:
         models = self._get(self._engine.models_path, self._key)

@@ -11,10 +11,11 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from llmgw.agent import shard_row, sidecars
 from llmgw.agent.board import Board, Usable
 from llmgw.agent.engine_user import EngineUser
+from llmgw.agent.gpu_proof import GpuProof
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
 from llmgw.agent.prepare import prepared
-from llmgw.agent.readiness import OPENS, EngineDoor, Proof
+from llmgw.agent.readiness import EngineDoor, Finding, Proof, on_gpus
 from llmgw.agent.watch import Watch, start_sign
 from llmgw.decide import lifecycle, progress, restarts
 from llmgw.decide.lifecycle import Event
@@ -64,6 +65,7 @@ class ShardKeeper:
         self._watch: Optional[Watch] = None
         self._door: Optional[EngineDoor] = None
         self._memory_kills = 0
+        self._gpu_proof: Optional[GpuProof] = None
         self._said = logs.Said()
 
     def end(self) -> None:
@@ -156,6 +158,7 @@ class ShardKeeper:
             log_tail.rotate(self._log_path)
             *beside, program = prepared(self._wanted, self._engine, usable, self._row, self._layout, self._user)
             shard_row.write(self._folder, self._row)
+            self._gpu_proof = GpuProof(self._wanted.gpus)
             failpoint.reach("shard-before-exec")
             self._row = dataclasses.replace(self._row, sidecars=sidecars.start(
                 beside, self._marker, self._log_path, self._end))
@@ -184,21 +187,23 @@ class ShardKeeper:
             log.warning("shard not started shard=%s reason=%s: %s", self.id, error.reason, error.message)
 
     def _prove(self) -> None:
-        assert self._door is not None and self._row.identity is not None
-        if self._follows:                     # rank 0 serves, and its answers take all of us
-            gang = self._wanted.gang
-            if gang is not None and gang.lead_ready:
-                self._became_ready()
-            return
-        finding = self._door.prove(self._row.identity)
+        assert self._row.identity is not None
+        finding = on_gpus(self._finding(self._row.identity), self._gpu_proof, self._marker)
         if finding.proof is Proof.READY:
             self._became_ready()
         elif finding.proof is Proof.WRONG and spawn.alive(self._row.identity):
-            self._end_for("NotOurEngine" if "somebody else" in finding.message else
-                          "ListensOutside" if finding.message.startswith(OPENS) else "DoesNotServe",
-                          f"the engine {finding.message}")
+            self._end_for(finding.reason, f"the engine {finding.message}")
         elif finding.message:
             self._say("Starting", f"the engine {finding.message}")
+
+    def _finding(self, identity: spawn.Identity) -> Finding:
+        """Ask the engine; a rank that does not serve is ready when rank 0 is, whose answers take all of them."""
+        gang = self._wanted.gang
+        if self._follows:
+            is_proven = gang is not None and gang.lead_ready
+            return Finding(Proof.READY if is_proven else Proof.NOT_YET, "waits for rank 0 to answer")
+        assert self._door is not None
+        return self._door.prove(identity)
 
     def _watch_it(self) -> None:
         now = self._clock.monotonic()
@@ -222,9 +227,7 @@ class ShardKeeper:
         if code in (None, -9) and proc.out_of_memory_kills() > self._memory_kills:
             self._record_failure(OUT_OF_MEMORY, "the kernel ended the engine: out of memory", None)
             return
-        how = "ended unasked" if code is None else (
-            f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}")
-        self._record_failure(ENDED, f"the engine {how}", None)
+        self._record_failure(ENDED, f"the engine {restarts.how_it_ended(code)}", None)
 
     def _end_turn(self) -> None:
         """Make room for the next turn of the gang."""
@@ -298,14 +301,14 @@ class ShardKeeper:
         tail = self._without_secrets(tail or log_tail.read(self._log_path, TAIL_BYTES))
         now = self._clock.monotonic()
         signature = restarts.OUT_OF_MEMORY if reason == OUT_OF_MEMORY else restarts.signature(tail, message)
-        failure = restarts.Failure(now, signature, self._ready_at is not None)
-        verdict = restarts.after_failure(self._failures, failure, random.random())
+        verdict = restarts.after_failure(
+            self._failures, restarts.Failure(now, signature, self._ready_at is not None), random.random())
         self._failures, self._not_before = verdict.failures, verdict.not_before
         self._ready_at = None
         last = restarts.last_words(tail) if reason == ENDED else ""
         sentence = message + (f"; its last words: {last}" if last else "")
-        first = self._row.first_failure or FirstFailure(
-            self._clock.wall(), sentence, str(program.command) if program else self._last_command(), tail[-KEPT_BYTES:])
+        command = str(program.command) if program else shard_row.last_command(self._folder)
+        first = self._row.first_failure or FirstFailure(self._clock.wall(), sentence, command, tail[-KEPT_BYTES:])
         self._let_go()
         self._note(identity=None, ready=False, first_failure=first, restarts=self._row.restarts + 1)
         self._move(Event.ENDED_OFTEN if verdict.crashloop else Event.ENDED, reason, sentence)
@@ -347,9 +350,6 @@ class ShardKeeper:
     @property
     def _follows(self) -> bool:
         return self._wanted.rank > 0
-
-    def _last_command(self) -> str:
-        return (files.read_bytes(os.path.join(self._folder, "command")) or b"").decode("utf-8", "replace").strip()
 
     def _without_secrets(self, text: str) -> str:
         return logs.redact(text.replace(self._wanted.key.reveal(), "***"))

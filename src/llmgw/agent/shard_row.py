@@ -61,6 +61,11 @@ def read(folder: str, shard_id: str) -> ShardRow:
     return from_proc(folder, shard_id)
 
 
+def last_command(folder: str) -> str:
+    """Return the command that was written down last, without secrets."""
+    return (files.read_bytes(os.path.join(folder, "command")) or b"").decode("utf-8", "replace").strip()
+
+
 def from_proc(folder: str, shard_id: str) -> ShardRow:
     """Return the row of a shard as the environments of running programs tell it."""
     best = ShardRow(shard_id)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
@@ -53,6 +53,13 @@ def after_failure(before: Tuple[Failure, ...], failure: Failure, jitter: float) 
         return Verdict(True, failure.at + CRASHLOOP_DELAY, recent[:-1] + (marked,))
     delay = min(FIRST_DELAY * 2 ** (len(recent) - 1), LONGEST_DELAY)
     return Verdict(False, failure.at + delay * (0.5 + 0.5 * jitter), recent)
+
+
+def how_it_ended(code: Optional[int]) -> str:
+    """Return how a program ended, by its exit code (negative: a signal; None: nobody knows)."""
+    if code is None:
+        return "ended unasked"
+    return f"was ended by signal {-code}" if code < 0 else f"ended unasked with code {code}"
 
 
 def is_well(ready_since: float, now: float) -> bool:

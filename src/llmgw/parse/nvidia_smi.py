@@ -80,6 +80,16 @@ def app_pids(text: str) -> Tuple[Tuple[int, Optional[int]], ...]:
     return tuple(rows)
 
 
+def apps(text: str) -> Tuple[Tuple[int, Optional[int], str], ...]:
+    """Return (pid, bytes or unknown, uuid of the card) of a ``--query-compute-apps`` CSV of APPS_FIELDS."""
+    rows = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == len(APPS_FIELDS) and parts[0].isdigit() and _UUID.fullmatch(parts[2]):
+            rows.append((int(parts[0]), _bytes(parts[1]), parts[2]))
+    return tuple(rows)
+
+
 def _row(line: str, fields: Tuple[str, ...]) -> Optional[Dict[str, str]]:
     parts = [part.strip() for part in line.split(",")]
     if len(parts) < len(fields):

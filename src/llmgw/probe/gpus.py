@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
+from llmgw.decide.gpu_proof import Holder
 from llmgw.domain.command import Command
 from llmgw.domain.errors import LlmgwError, ParseError, RebootNeeded
 from llmgw.domain.node import Gpu
@@ -69,11 +70,11 @@ def query(processes: Processes, program: str) -> nvidia_smi.Reading:
     return nvidia_smi.gpus(_ask(processes, program, nvidia_smi.FIELDS_OLD), nvidia_smi.FIELDS_OLD)
 
 
-def pids_on_gpus(processes: Processes, program: str) -> Tuple[int, ...]:
-    """Return the processes that hold GPU memory now."""
+def holders(processes: Processes, program: str) -> Tuple[Holder, ...]:
+    """Return the programs that hold memory of a GPU now; of a card divided by MIG, the whole card's."""
     out = processes.run(Command((program, "--query-compute-apps=" + ",".join(nvidia_smi.APPS_FIELDS),
                                  "--format=csv,noheader"), env=_ENV), timeout=TIMEOUT_SECONDS).out
-    return tuple(pid for pid, _ in nvidia_smi.app_pids(out))
+    return tuple(Holder(pid, uuid, used) for pid, used, uuid in nvidia_smi.apps(out))
 
 
 def cards_on_the_bus(pci: str = PCI_DEVICES) -> Tuple[str, ...]:

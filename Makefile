@@ -8,7 +8,7 @@ PYTEST = PYTHONPATH=src $(PY) -W error -m pytest -q
 EACH   = $(PYTEST) -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pyz run test test-fast test-engines test-fire test-39 verify-online check bench clean
+.PHONY: help venv pyz run test test-fast test-engines test-39 verify-online check bench clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\): .*## /  make \1\t/p' Makefile | expand -t 24
@@ -18,21 +18,17 @@ run: $(READY) pyz   ## serve a small model from this machine; MODEL=FILE or MODE
 
 test: $(READY)      ## everything this machine can test, with a real engine and a real model (brings both, once)
 	@$(PY) scripts/bring.py >/dev/null
-	$(EACH) -m "not online and not heavy and not fire" $(ARGS)
+	$(EACH) -m "not online and not heavy" $(ARGS)
 
 test-fast: $(READY) ## the tests that need no engine and take no time
-	$(EACH) -m "not online and not engine and not slow and not heavy and not fire" $(ARGS)
+	$(EACH) -m "not online and not engine and not slow and not heavy" $(ARGS)
 
 test-engines: $(READY) ## the tests with real engines only, vLLM too: installs it (8 GB) and serves with it on the CPU
 	@$(PY) scripts/bring.py >/dev/null
-	$(PYTEST) -s -m "(engine or heavy) and not online and not fire" $(ARGS)
+	$(PYTEST) -s -m "(engine or heavy) and not online" $(ARGS)
 
 test-39:            ## test-fast on Python 3.9
 	@$(MAKE) --no-print-directory test-fast VENV=.venv-3.9 PYTHON=$$(sh scripts/python.sh 3.9)
-
-test-fire: $(READY) ## the tests that kill parts of a cluster under load, with the real engine
-	@$(PY) scripts/bring.py >/dev/null
-	$(PYTEST) -m fire $(ARGS)
 
 verify-online: $(READY) ## what needs the real internet: GitHub's own answers, Hugging Face
 	$(PY) scripts/verify_online.py

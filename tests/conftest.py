@@ -54,8 +54,6 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=_turn)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-        if item.path.name.startswith("test_fire_"):
-            item.add_marker(pytest.mark.fire)
         if BROUGHT & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
         if item.get_closest_marker("online") and not online:

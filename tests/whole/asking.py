@@ -22,7 +22,7 @@ class Asked:
 
     def __init__(self, fire, stream, model, session=None, **more):
         self.over, self.outcome, self.pieces, self.text, self.said = threading.Event(), "", 0, "", ""
-        self.is_stream, self.begun_at = stream, time.monotonic()
+        self.is_stream, self.begun_at, self.spoke_at = stream, time.monotonic(), 0.0
         self._fire, self._left = fire, threading.Event()
         self._words = {"model": model, "messages": QUESTION, "temperature": 0, "stream": stream, **more}
         if session is not None:
@@ -60,6 +60,8 @@ class Asked:
             self.outcome, self.said = "cut", repr(error)
         finally:
             self.ended_at = time.monotonic()
+            if self.outcome == "whole" and self.pieces > 8:
+                self._fire.rate = self.pieces / (self.ended_at - self.spoke_at)
             self.over.set()
 
     def _take(self, answer):
@@ -73,6 +75,7 @@ class Asked:
                 self.outcome = "left"
                 return
             for choice in piece.choices:
+                self.spoke_at = self.spoke_at or time.monotonic()
                 self.pieces += 1
                 self.text += choice.delta.content or ""
                 reason = choice.finish_reason or reason
@@ -82,7 +85,7 @@ class Asked:
 class Load:
     """So many plain requests and streams at a time, one after the other, until it is left."""
 
-    def __init__(self, fire, plain=2, streams=1, model=MODEL):
+    def __init__(self, fire, plain=1, streams=1, model=MODEL):
         self._fire, self._model = fire, model
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -105,10 +108,14 @@ class Load:
             if self._stop.is_set():
                 return
             session = f"{is_stream}-{number}-{turn}"
-            asked = (self._fire.stream(self._model, session, tokens=60) if is_stream
+            asked = (self._fire.stream(self._model, session, tokens=40) if is_stream
                      else self._fire.ask(self._model, session)).wait()
             with self._lock:
                 self.ended.append(asked)
+
+    def begun(self):
+        """Wait until the router has all of it at once."""
+        until("the load has begun", lambda: sum(self._fire.in_flight(self._model).values()) >= len(self._threads), 60)
 
     def more(self, count=6, seconds=120.0):
         """Wait until so many more requests have ended that began from now on."""

@@ -53,6 +53,7 @@ class Fire(Cluster):
         self.key = ""
         self.models, self.version, self.ended = {MODEL: entry(), SLEEPER: entry(SLEEPER)}, "b10991", False
         self._homes = {}            # {replica: a session that has its home there}
+        self.rate = 20.0            # tokens per second of the last stream
         self.held = []              # requests that are known to hang
 
     # Starting and killing.
@@ -214,25 +215,48 @@ class Fire(Cluster):
         """Start one long stream; return it."""
         return Asked(self, True, model, session, max_tokens=tokens, extra_body={"ignore_eos": True})
 
-    def hold(self, replica, *, stream, model=MODEL, **more):
+    def hold(self, replica, *, stream, model=MODEL, seconds=0, tokens=0):
         """Start a request on this replica, of a model without other load, and wait until it runs there; return it.
 
-        Where a request goes is the router's secret: sessions are tried until one has its home here.
+        It lasts about so many ``seconds``. Where a request goes is the router's secret: streams are tried, and left,
+        until a session has its home here.
         """
-        sessions = itertools.chain([self._homes.get(replica, "0")], map(str, itertools.count()))
+        if not stream and replica not in self._homes:
+            self.home(replica, model)
+        sessions = self._sessions(replica)
 
         def held():
-            before, session = self.in_flight(model), next(sessions)
-            asked = (self.stream if stream else self.ask)(model, session, **more)
-            self.until("a replica has the request", lambda: asked.over.is_set() or sum(
-                self.in_flight(model).values()) > sum(before.values()))
-            if self.in_flight(model).get(replica, 0) <= before.get(replica, 0):
-                return asked.leave()
+            session, before = next(sessions), self.in_flight(model)
+            size = min(600, max(40, int(seconds * self.rate))) if seconds else tokens
+            asked = self.stream(model, session, size or 600) if stream else self.ask(model, session, size)
+            if self._where(asked, before, model) != replica:
+                return self._leave(asked, before, model)
+            self._homes[replica] = session
             if stream:
                 self.until("the stream has begun", lambda: asked.pieces > 3 or asked.over.is_set())
-            self._homes[replica] = session
             return asked
         return self.until(f"a request runs on {replica}", held)
+
+    def home(self, replica, model=MODEL):
+        """Return a session whose requests go to this replica now."""
+        before = self.in_flight(model)
+        self._leave(self.hold(replica, stream=True, model=model), before, model)
+        return self._homes[replica]
+
+    def _leave(self, asked, before, model):
+        asked.leave()
+        self.until("the router knows that the client has left",
+                   lambda: sum(self.in_flight(model).values()) <= sum(before.values()))
+
+    def _sessions(self, replica):
+        return itertools.chain([self._homes[replica]] if replica in self._homes else [], map(str, itertools.count()))
+
+    def _where(self, asked, before, model):
+        """Return the replica that has one more request than before, None when the request was too quick for us."""
+        def grown():
+            now = self.in_flight(model)
+            return [name for name in now if now[name] > before.get(name, 0)] or (asked.over.is_set() and [None])
+        return self.until("a replica has the request", grown)[0]
 
     def end(self):
         """Stop everything as an operator would; return what is left of it, which should be nothing."""
@@ -275,11 +299,12 @@ class Hang:
     def __init__(self, fire):
         self.replica = fire.on("node-1", SLEEPER)["id"]
         self.pid = fire.engines(SLEEPER)[self.replica]
-        self.streams = [fire.stream(SLEEPER, tokens=250) for _ in range(2)]
-        self.plain = [fire.ask(SLEEPER, tokens=120) for _ in range(2)]
+        other = fire.on("node-2", SLEEPER)["id"]
+        self.streams = [fire.hold(self.replica, stream=True, model=SLEEPER, seconds=20),
+                        fire.hold(other, stream=True, model=SLEEPER, seconds=5)]
+        self.plain = [fire.ask(SLEEPER, tokens=40) for _ in range(2)]      # each of the two has one slot left
         fire.held += self.streams + self.plain
         fire.until("each has two requests", lambda: set(fire.in_flight(SLEEPER).values()) == {2})
-        fire.until("both streams have begun", lambda: all(stream.pieces for stream in self.streams))
         os.kill(self.pid, signal.SIGSTOP)
         self.stopped_at, self.stopped_wall = time.monotonic(), time.time()
         fire.until("those of the other engine have ended", lambda: sum(asked.over.is_set() for asked in fire.held) == 2)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("calm")]
 
 def test_kill_9_of_every_agent_costs_no_request_and_no_process(fire):
     engines, gates = fire.engines(), fire.gates()
-    streams = [fire.hold(row["id"], stream=True, tokens=120) for row in fire.rows()]
+    streams = [fire.hold(row["id"], stream=True, seconds=8) for row in fire.rows()]
     with Load(fire) as load:
         load.more(2)
         for name in NODES:

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hang", "calm")]
 
 def test_kill_9_of_the_server_at_any_moment_costs_no_request_and_no_engine(fire):
     engines, gates = fire.engines(MODEL), fire.gates()
-    streams = [fire.hold(row["id"], stream=True, tokens=200) for row in fire.rows()]
+    streams = [fire.hold(row["id"], stream=True, seconds=15) for row in fire.rows()]
     with Load(fire) as load:
         load.more(2)
         fire.kill9("server")

@@ -13,9 +13,9 @@ EDITED = entry(args=("--threads", "1", "--prio", "0"))
 
 def test_an_edit_is_rolled_without_a_failed_request_even_when_the_server_dies_meanwhile(fire):
     old, counted = fire.names(), fire.counted()
+    streams = [fire.hold(name, stream=True, seconds=15) for name in old]
     fire.edit({MODEL: EDITED})
     fire.until("the first of the new ones", lambda: len(fire.names()) == 3)
-    streams = [fire.hold(name, stream=True, tokens=200) for name in old]
     with Load(fire) as load:
         fire.kill9("server")
         load.more(2)

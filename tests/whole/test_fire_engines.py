@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hang", "calm")]
 
 
 def test_kill_9_of_a_gate_is_repaired_with_the_engine_untouched(fire):
-    engines, gates = fire.engines(), fire.gates()
+    engines, gates = fire.engines(MODEL), fire.gates()
     replica = fire.on("node-2")["id"]
     stream = fire.hold(replica, stream=True)
     os.kill(gates["node-2"], signal.SIGKILL)
@@ -24,16 +24,18 @@ def test_kill_9_of_a_gate_is_repaired_with_the_engine_untouched(fire):
     fire.until("the gate is back", lambda: fire.gates().get("node-2") not in (None, gates["node-2"]))
     fire.calm()
 
-    gate = fire.gates()["node-2"]
+    gate, session = fire.gates()["node-2"], fire.home(replica)
     os.kill(gate, signal.SIGSTOP)         # so that the request has certainly no byte when the gate dies
-    waiting = fire.hold(replica, stream=False)
+    waiting = fire.ask(MODEL, session)
+    fire.until("the request waits there", lambda: fire.in_flight()[replica] == 1)
     with Load(fire) as load:
+        load.begun()
         with contextlib.suppress(ProcessLookupError):     # the agent has ended it for not answering
             os.kill(gate, signal.SIGKILL)
         assert waiting.wait().is_right, waiting
-        load.more(8)
+        load.more(6)
     assert load.failed == [], "only streams that had begun may break"
-    assert fire.engines() == engines and fire.gates()["node-1"] == gates["node-1"]
+    assert fire.engines(MODEL) == engines and fire.gates()["node-1"] == gates["node-1"]
 
 
 def test_kill_9_of_an_engine_costs_only_the_streams_that_had_begun(fire):
@@ -46,13 +48,15 @@ def test_kill_9_of_an_engine_costs_only_the_streams_that_had_begun(fire):
     fire.calm()
 
     second = fire.engines()[row["id"]]
+    session = fire.home(row["id"])
     os.kill(second, signal.SIGSTOP)
-    waiting = fire.hold(row["id"], stream=False)
+    waiting = fire.ask(MODEL, session)
+    fire.until("the request waits there", lambda: fire.in_flight()[row["id"]] == 1)
     with Load(fire) as load:
-        load.more(2)
+        load.begun()
         os.kill(second, signal.SIGKILL)
         assert waiting.wait().is_right, waiting
-        load.more(8)
+        load.more(6)
     assert load.failed == []
     fire.calm()
     now = fire.engines(MODEL)

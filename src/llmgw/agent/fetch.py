@@ -53,7 +53,8 @@ class Fetcher:
     def _check_space(self, weights: Weights, reserve_bytes: int) -> None:
         """Refuse, before the first byte, what this disk cannot hold; what has come already counts as there."""
         needed = sum(max(0, file.size_bytes - self._come(file)) for file in weights.files)
-        files.check_space(self._layout.root, needed, reserve_bytes)
+        folder = files.make_dir(os.path.dirname(self._layout.partial("0" * 64)), 0o755)
+        files.check_space(folder, needed, reserve_bytes)
 
     def _come(self, file: WeightsFile) -> int:
         for path in (self._layout.blob(file.sha256), self._layout.partial(file.sha256)):

@@ -47,7 +47,7 @@ class Scrub:
         except _Stopped:
             return None
         if bad:
-            log.warning("weights damaged on this disk name=%s file=%s chunks=%d", name, file.name, len(bad))
+            log.warning("a reading in the background found damage name=%s file=%s chunks=%d", name, file.name, len(bad))
             self._report(file.sha256, bad)
         self._note(file.sha256)
         return 1.0

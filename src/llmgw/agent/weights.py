@@ -119,7 +119,7 @@ class WeightsKeeper:
         if wait > 0:
             return
         said = fetch.describe_damage(found)
-        log.warning("weights damaged name=%s: %s", weights.name, said)
+        log.warning("weights damaged on this disk name=%s: %s", weights.name, said)
         self._put(weights, WeightsPhase.DAMAGED, 0, f"{said}; they are being fetched again")
         try:
             for file, bad in found:

@@ -26,6 +26,7 @@ COMMANDS = {
     "mirror": ("mirror", "weights and engine archives: import, import-ollama, pull, list, verify ..."),
     "engine-check": ("engine_check", "whether an engine here takes every flag llmgw would give it"),
     "console": ("console.main", "the cluster on one screen: nodes, mirror"),
+    "support-bundle": ("support_bundle", "one file with states, first failures, events and logs, for who helps"),
     "plan": ("plan", "what a server.yaml would start, stop and move"),
     "apply": ("apply", "let a held-back change of server.yaml go ahead"),
     "drain": ("drain", "let a node finish what it does and take nothing new"),
@@ -68,7 +69,7 @@ def _options(module: Any, name: str, words: List[str]) -> argparse.Namespace:
 
 
 def _list() -> str:
-    return "\n".join(["commands:"] + [f"  {name:<14}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["commands:"] + [f"  {name:<16}{text}" for name, (_, text) in COMMANDS.items()]
                      + ["", "llmgw.pyz ctl COMMAND --help tells more about each."])
 
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
 from llmgw.agent.layout import Layout
-from llmgw.agent.outside import CANNOT, Outside
+from llmgw.agent.outside import Outside
 from llmgw.agent.prove import Program, Prover, Report
 from llmgw.agent.unpacking import RESERVE_BYTES, Unpacking
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.engine import Asset, EnginePhase, EngineWanted
-from llmgw.domain.errors import ApiError, EngineFailed, LlmgwError, StorageError, TryAgain
+from llmgw.domain.errors import EngineFailed, LlmgwError, StorageError
 from llmgw.parse import github_release
 from llmgw.parse.github_release import Picked
 from llmgw.probe import engine
@@ -127,17 +127,9 @@ class Installer:
             unpacking.is_whole()
 
         progress(0)
-        while True:
-            try:
-                return fetch(lambda offset: self._client.stream(path, headers={"Range": f"bytes={offset}-"},
-                                                                timeout=60.0))
-            except ApiError as error:
-                if error.reason in CANNOT:
-                    report(EnginePhase.DOWNLOADING, f"downloading {asset.name} from GitHub: the control plane cannot")
-                    return fetch(self._outside.opener(name, version, asset, error))
-                if error.reason != TryAgain.reason or self._stopping():
-                    raise
-                report(EnginePhase.DOWNLOADING, f"the control plane is {error.message}")     # and has waited with it
+        self._outside.bring(fetch, lambda offset: self._client.stream(
+            path, headers={"Range": f"bytes={offset}-"}, timeout=60.0), name, version, asset,
+            lambda sentence: report(EnginePhase.DOWNLOADING, sentence))
 
     def _rename(self, built: str, final: str) -> None:
         files.remove(final)               # without its marker it was never whole

@@ -33,7 +33,8 @@ class Outside:
             raise NotFound(f"{item.name} {item.version}: {error.message}",
                            hint="check the version under engines: in server.yaml") from None
         except LlmgwError as error:
-            raise _neither(item.assets_problem, error) from error
+            # nothing is wrong here that would not mend itself
+            raise TryAgain(_neither(item.assets_problem, error), hint=BY_HAND) from error
 
     def listed_tool(self, tool: Tool) -> Tool:
         """The same for what environments are made with."""
@@ -59,7 +60,7 @@ class Outside:
         try:
             release = self._release(name, version)
         except LlmgwError as error:
-            raise _neither(refused.message, error) from error
+            raise DownloadFailed(_neither(refused.message, error), hint=BY_HAND) from error
         if asset not in release.assets:
             raise DownloadFailed(f"{refused.message}; GitHub lists no {asset.name} with the same digest to this node",
                                  hint=BY_HAND)
@@ -76,6 +77,6 @@ class Outside:
         return self._known[key]
 
 
-def _neither(said: str, error: LlmgwError) -> LlmgwError:
-    """Return the error of somebody who was told no by the control plane and could not help himself."""
-    return DownloadFailed(f"the control plane: {said}; this node itself: {error.message}", hint=BY_HAND)
+def _neither(said: str, error: LlmgwError) -> str:
+    """Return why the control plane cannot, and why this node cannot help itself."""
+    return f"the control plane: {said}; this node itself: {'the same' if error.message in said else error.message}"

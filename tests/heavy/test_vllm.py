@@ -116,7 +116,7 @@ def cluster(pyz, vllm_on_cpu, qa_template, tmp_path_factory):
         made.start_router()
         made.ctl("mirror", "import", model, "--name", "tiny")
         since = time.monotonic()
-        made.wait_ready("tiny", 600)
+        made.wait_ready("tiny", 1800)          # 16 s on an idle machine, 400 s on a busy one
         say("vLLM on the CPU is ready", since)
         made.key = json.loads(made.ctl("keys", "create", "test", "--json"))["secret"]
         yield made

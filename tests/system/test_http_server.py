@@ -1,6 +1,7 @@
 """The control API's server, fed by raw sockets."""
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -26,6 +27,10 @@ def echo(request):
 
 def broken(request):
     raise RuntimeError("boom")
+
+
+def read_only(request):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/data/blob")
 
 
 def conflict(request):
@@ -56,6 +61,7 @@ def server(blob):
         Route("GET", "/v1/things/{thing}", ("admin", "viewer"), echo),
         Route("POST", "/v1/things/{thing}", ("admin",), echo, body_bytes=1 << 20),
         Route("GET", "/v1/broken", ("admin",), broken),
+        Route("GET", "/v1/read-only", ("admin",), read_only),
         Route("GET", "/v1/conflict", ("admin",), conflict),
         Route("GET", "/v1/slow", ("admin",), slow),
         Route("POST", "/v1/json", ("admin",), depth),
@@ -174,6 +180,13 @@ def test_a_bug_is_a_500_and_its_traceback_is_only_in_the_log(server, caplog):
     assert status(answer) == 500
     assert b"boom" not in answer
     assert "boom" in caplog.text
+
+
+def test_a_disk_s_error_in_a_handler_is_told_and_does_not_look_like_a_client_that_left(server, caplog):
+    with caplog.at_level(logging.ERROR):
+        answer = talk(server, head("GET", "/v1/read-only"))
+    assert status(answer) == 503 and b"cannot use /data/blob: the filesystem is read-only" in answer
+    assert "was not translated: GET /v1/read-only" in caplog.text
 
 
 def test_a_body_over_the_cap_is_refused_before_it_is_read(server):

@@ -140,6 +140,20 @@ def small_disk(path, size_bytes=64 << 20, options=""):
         disk.close()
 
 
+@contextlib.contextmanager
+def read_only(path):
+    """Make a folder read-only under those who use it, as a disk that fails does: for all that is opened from now on."""
+    _own_mounts()
+    for words in (["--bind", str(path), str(path)], ["-o", "remount,bind,ro", str(path)]):
+        done = subprocess.run(["mount", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"NOT TESTED: this user cannot mount, so no folder becomes read-only: {done.stdout.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+
+
 def log_lines(cluster, name):
     """Return [(level, text without the time)] of a role's log; a traceback is part of its line."""
     found = []

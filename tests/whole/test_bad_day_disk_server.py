@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.fakes import gguf_file
-from tests.whole.bad_day import NOWHERE, repeated, small_disk
+from tests.whole.bad_day import NOWHERE, read_only, repeated, small_disk
 from tests.whole.cluster import Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -90,6 +90,25 @@ def test_a_file_of_the_server_is_read_again_when_there_is_room(full):
     until("it is in the mirror", lambda: next(
         model["size_bytes"] for model in models(full)["items"] if model["name"] == "local"))
     assert not list((full.dir("server") / "mirror" / "uploads").iterdir())
+
+
+def test_folders_that_become_read_only_are_told_and_heal_by_themselves(place):
+    whole = place.config.read_text()
+    with read_only(place.dir("server")), read_only(place.dir("node-1")):
+        (place.folder / "other.gguf").write_bytes(gguf_file.small_model() + b"other")
+        for name in ("small.gguf", "other.gguf"):             # one whose bytes are there already, and one to be sent
+            done = place.ctl("mirror", "import", place.folder / name, "--name", "again", ok=False)
+            assert done.returncode == 75 and f"llmgw: cannot write {place.dir('server')}/mirror/" in done.stderr, done.stderr
+            assert ": the filesystem is read-only" in done.stderr and "  try: look at dmesg" in done.stderr
+        place.config.write_text(whole.replace("b10991", "b10992"))
+        said = until("the node tells", lambda: "the filesystem is read-only" in place.ctl("nodes") and place.ctl("nodes"))
+        assert "what is wanted here could not be written down" in " ".join(said.split())
+        assert place.items("nodes")[0]["state"] == "ready" and place.ctl("keys", "create", "meanwhile")
+    until("the node has nothing more to tell", lambda: "read-only" not in place.ctl("nodes") + place.ctl("engines"))
+    kept = json.loads((place.dir("node-1") / "state" / "desired.json").read_text())
+    assert kept["desired"]["engines"][0]["version"] == "b10992"
+    place.ctl("mirror", "import", place.folder / "small.gguf", "--name", "again")
+    place.config.write_text(whole)
 
 
 def test_heartbeats_and_reads_go_on_and_nothing_is_told_again_and_again(full):

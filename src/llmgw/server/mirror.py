@@ -128,7 +128,8 @@ class Mirror:
         with part.lock:
             if self.has(digest):
                 self._check_blob(name)
-                os.utime(self.path(digest))          # young: its manifest comes next
+                with files.storing("write", self.path(digest)):
+                    os.utime(self.path(digest))      # young: its manifest comes next
                 return
             size = self._part_size(digest)
             if size != size_bytes:

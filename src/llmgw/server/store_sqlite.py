@@ -341,6 +341,8 @@ def _translated(path: str, error: Exception) -> LlmgwError:
                         hint=f"free some space on the filesystem of {os.path.dirname(path)}")
     if "malformed" in text or "not a database" in text or "corrupt" in text:
         return _damaged(path, text)
+    if "disk I/O" in text:                     # also what a file that is open meets when its disk becomes read-only
+        return StorageError(f"cannot write {path}: {text}", hint="look at dmesg: the disk may have failed")
     if "readonly" in text:
         return StorageError(f"cannot write {path}: it is read-only",
                             hint="check who owns it, and which user llmgw runs as")

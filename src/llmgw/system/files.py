@@ -27,7 +27,8 @@ def storage_error(what: str, path: str, error: OSError) -> LlmgwError:
                             hint="check who owns it, and which user llmgw runs as")
     if error.errno == errno.EROFS:
         return StorageError(f"cannot {what} {path}: the filesystem is read-only",
-                            hint="choose another folder with --data-dir")
+                            hint="look at dmesg: a disk that fails becomes read-only by itself; or choose another "
+                                 "folder with --data-dir")
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return StorageError(f"cannot {what} {path}: there is a file where a folder is needed",
                             hint="choose another folder with --data-dir, or move the file away")

@@ -4,10 +4,10 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from typing import Dict, Iterable, Mapping, Optional, Protocol, Tuple
+from typing import Callable, Dict, Iterable, Mapping, Optional, Protocol, Tuple
 
 from llmgw.domain.errors import ApiError, LlmgwError, ParseError, TooLarge
-from llmgw.system import http_head, tls
+from llmgw.system import files, http_head, tls
 from llmgw.system.http_head import Head
 from llmgw.system.routes import Admitted, Request, Response, error_response, json_response
 
@@ -101,7 +101,7 @@ class Conversation:
                                f"at most {admitted.route.body_bytes} are taken")
             body = self._read_body(head)
             body_read = True
-            response = admitted.route.handler(Request(
+            response = _handled(admitted.route.handler, Request(
                 head.method, head.target.partition("?")[0], admitted.query, head.headers, body,
                 admitted.args, admitted.caller))
         except LlmgwError as error:
@@ -215,6 +215,15 @@ class Conversation:
                 pass
         except (OSError, Gone):
             pass
+
+
+def _handled(handler: Callable[[Request], Response], request: Request) -> Response:
+    """Return what the handler answers. A disk's error that it let through is told: it is none of the connection's."""
+    try:
+        return handler(request)
+    except OSError as error:
+        log.exception("bug: an error of the system was not translated: %s %s", request.method, request.path)
+        raise files.storage_error("use", str(error.filename or "a file"), error) from error
 
 
 def _file_part(response: Response, headers: Mapping[str, str],

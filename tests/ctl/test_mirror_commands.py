@@ -5,10 +5,14 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import time
 
 import pytest
 
+from llmgw.api import paths
+from llmgw.api.client import ControlClient
+from llmgw.domain.secret import Secret
 from tests.ctl.test_real_server import CONFIG, Server, wait_for
 from tests.fakes import gguf_file
 from tests.fakes.hub import COMMIT, FakeHub
@@ -68,6 +72,21 @@ def test_a_repository_is_pulled_by_the_server_with_a_glob_and_pinned(ctl, server
     model = next(model for model in mirror(ctl)["models"] if model["name"] == "v")
     assert (model["revision"], model["projector"]) == (COMMIT, "mmproj-m-f16.gguf")
     assert [file["name"] for file in model["files"]] == ["m-Q4_K_M.gguf", "mmproj-m-f16.gguf"]
+
+
+def test_a_server_that_is_killed_in_a_pull_takes_it_up_by_itself(ctl, server, hub):
+    hub.repos["o/big"] = {"big.gguf": MODEL + os.urandom(3 << 20)}
+    hub.cuts["big.gguf"] = [1 << 20, 1 << 20]
+    client = ControlClient([server.url], Secret((server.data / "tokens" / "admin").read_text().strip()))
+    client.json("POST", paths.MIRROR_PULLS, {"source": "hf:o/big", "name": "big"})
+    client.close()
+    partial = server.data / "mirror" / "blobs" / "partial"
+    wait_for(lambda: partial.is_dir() and any(path.stat().st_size for path in partial.iterdir()))
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(30)
+    server.start()
+    wait_for(lambda: [model["name"] for model in mirror(ctl)["models"]] == ["big"])
+    assert ctl("mirror", "verify").returncode == 0
 
 
 @pytest.mark.parametrize("source, words", [("hf:o/none", "does not exist"), ("hf:o/gated", "without a token"),

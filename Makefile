@@ -8,7 +8,7 @@ PYTEST = PYTHONPATH=src $(PY) -W error -m pytest -q
 EACH   = $(PYTEST) -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv pyz run test test-fast test-engines test-39 verify-online check bench clean
+.PHONY: help venv pyz run test test-fast test-engines test-39 verify-online check release bench clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\): .*## /  make \1\t/p' Makefile | expand -t 24
@@ -39,6 +39,9 @@ check: $(READY)     ## ruff and mypy (strict on the pure layers)
 pyz: $(READY)       ## build llmgw.pyz and llmgw.pyz.sha256, reproducibly
 	@$(PY) build_pyz.py
 
+release: $(READY)   ## make a release in dist/: built twice and compared, checksums, manifest, notes
+	@$(PY) scripts/release.py
+
 bench: $(READY)     ## measure what has a bar
 	@set -e; for bench in tests/bench/bench_*.py; do echo "== $$bench"; PYTHONPATH=src:. $(PY) $$bench; done
 
@@ -51,5 +54,5 @@ $(READY): pyproject.toml scripts/pins.py
 	$(PY) -m pip install -qq --disable-pip-version-check --no-deps -r $(VENV)/pins.txt && touch $@
 
 clean:              ## remove what was made here (the brought engine and model stay in the user's cache)
-	rm -rf .venv .venv-* build llmgw.pyz llmgw.pyz.sha256 .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist llmgw.pyz llmgw.pyz.sha256 .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -114,7 +114,8 @@ def test_what_is_in_use_is_removed_only_by_force(ctl, server, tmp_path):
 def test_gc_takes_what_is_old_and_has_no_name(ctl, server, tmp_path):
     path = tmp_path / "tiny.gguf"
     path.write_bytes(MODEL)
-    assert ctl("mirror", "import", str(path)).returncode == 0
+    done = ctl("mirror", "import", str(path), "--link")
+    assert done.returncode == 0 and "sending" not in done.stderr, done.stderr
     kept = hashlib.sha256(MODEL).hexdigest()
     old, young, part = "a" * 64, "b" * 64, server.data / "mirror" / "uploads" / ("c" * 64 + ".part")
     for digest in (old, young):

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 
 import pytest
 
-from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError
+from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError, StorageError
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
+from llmgw.server import linking
 from llmgw.server.mirror import Mirror
+from llmgw.server.mirror_care import Care
 from llmgw.server.store_sqlite import SqliteStore
 from llmgw.system.clock import Clock
 from tests.fakes import gguf_file
@@ -221,3 +224,42 @@ def test_a_file_of_this_machine_is_copied_in_and_a_truncated_gguf_is_refused(mir
     with pytest.raises(ParseError):
         mirror.import_file(str(tmp_path / "cut.gguf"), "m", "file:cut")
 
+
+def test_a_file_is_linked_instead_of_copied_and_only_when_it_is_what_it_should_be(mirror, tmp_path):
+    source = tmp_path / "model.bin"
+    source.write_bytes(DATA)
+    assert linking.link(mirror, str(source), DIGEST) == len(DATA) == linking.link(mirror, str(source), DIGEST)
+    with mirror.open(DIGEST) as blob:
+        assert blob.read() == DATA
+    assert source.read_bytes() == DATA
+    with pytest.raises(DigestMismatch):
+        linking.link(mirror, str(source), "0" * 64)
+    for path, error in (("model.bin", ParseError), (str(tmp_path), ParseError), (str(tmp_path / "none"), NotFound)):
+        with pytest.raises(error):
+            linking.link(mirror, path, "1" * 64)
+    assert os.listdir(os.path.join(mirror.folder, "uploads")) == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == os.stat("/tmp").st_dev,
+                    reason="needs two filesystems")
+def test_a_file_of_another_filesystem_is_not_linked(mirror):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as source:
+        source.write(DATA)
+        source.flush()
+        with pytest.raises(StorageError, match="another filesystem") as caught:
+            linking.link(mirror, source.name, DIGEST)
+    assert "leave --link out" in caught.value.hint and not mirror.has(DIGEST)
+
+
+def test_a_damaged_blob_that_is_somebodys_file_is_let_go_and_never_cut(mirror, tmp_path):
+    source = tmp_path / "model.bin"
+    data = os.urandom(CHUNK_BYTES + 5)
+    source.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    os.link(source, mirror.path(digest))
+    mirror.register_model(manifest("m", ("model.bin", data)))
+    with open(source, "r+b") as file:
+        file.seek(CHUNK_BYTES + 1)
+        file.write(bytes([data[CHUNK_BYTES + 1] ^ 1]))
+    assert "sha256 is" in Care(mirror).verify(digest, [])
+    assert source.stat().st_size == len(data) and not mirror.has(digest)

@@ -44,6 +44,7 @@ KEY = "/v1/keys/{key}"                               # DELETE
 MIRROR = "/v1/mirror"                                # GET: models and engine archives
 UPLOAD = "/v1/mirror/uploads/{digest}"               # GET -> {received_bytes, complete}; PUT ?offset=N piece
 UPLOAD_FINISH = "/v1/mirror/uploads/{digest}/finish"  # POST {size_bytes}
+UPLOAD_LINK = "/v1/mirror/uploads/{digest}/link"     # POST {path}: a file of the server's machine, not copied
 MIRROR_MODEL = "/v1/mirror/models/{model}"           # PUT manifest, GET, DELETE
 MIRROR_NOTES = "/v1/mirror/models/{model}/notes"     # GET, PUT {notes}: template, licence ... as texts
 MIRROR_VERIFY = "/v1/mirror/blobs/{digest}/verify"   # POST: read it again -> {sha256, problem}

@@ -44,7 +44,7 @@ MakeProgress = Callable[[str, int], Progress]
 
 
 def import_model(client: ControlClient, named: Sequence[str], name: str = "", *, raw: bool = False,
-                 allow_pickle: bool = False) -> Weights:
+                 allow_pickle: bool = False, link: bool = False) -> Weights:
     """Put the files (or the files of a folder) into the mirror as model ``name`` and return its manifest.
 
     ``raw`` takes them as they are, whatever they are.
@@ -58,18 +58,25 @@ def import_model(client: ControlClient, named: Sequence[str], name: str = "", *,
     if fmt == file_checks.RAW and not raw:
         raise UsageError(f"no GGUF or safetensors file among {', '.join(source.name for source in sources):.200}",
                          hint="--raw takes any file as it is")
-    return bring(client, name, sources, fmt, "file:" + os.path.abspath(sources[0].path))
+    return bring(client, name, sources, fmt, "file:" + os.path.abspath(sources[0].path), link=link)
 
 
 def bring(client: ControlClient, name: str, sources: Sequence[Source], fmt: str, origin: str,
-          progress_of: MakeProgress = Progress) -> Weights:
-    """Send what the mirror lacks of the files and register them as model ``name``."""
+          progress_of: MakeProgress = Progress, link: bool = False) -> Weights:
+    """Send what the mirror lacks of the files and register them as model ``name``.
+
+    ``link``: the server, on this machine, shares the files on the disk instead.
+    """
     kept = []
     for source in sources:
         digest, chunks, size_bytes = _hash(source, progress_of)
         if source.sha256 and digest != source.sha256:
             raise DigestMismatch(source.path, expected=source.sha256, actual=digest)
-        upload(client, source, digest, size_bytes, progress_of)
+        if link:
+            client.json("POST", paths.fill(paths.UPLOAD_LINK, digest=digest), {"path": os.path.abspath(source.path)},
+                        timeout=FINISH_TIMEOUT_SECONDS)
+        else:
+            upload(client, source, digest, size_bytes, progress_of)
         kept.append(WeightsFile(source.name, size_bytes, digest, chunks))
     wanted = Weights(name=name, fingerprint="", files=tuple(kept), format=fmt, imported_at=time.time(), source=origin)
     path = paths.fill(paths.MIRROR_MODEL, model=name)

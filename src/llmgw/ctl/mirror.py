@@ -23,6 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--name", default="", help="the model is mirror:NAME in server.yaml then; default: by the file")
     model.add_argument("--raw", action="store_true", help="take any files as they are, unchecked")
     model.add_argument("--allow-pickle", action="store_true", help="take files that run code when they are loaded")
+    model.add_argument("--link", action="store_true",
+                       help="on the server's machine and filesystem: share the files instead of copying them")
     model.set_defaults(action=_import)
 
     engine = commands.add_parser("import-engine", help="bring a release archive of an engine, of uv or of Python in")
@@ -79,7 +81,7 @@ def _more(commands: Any) -> List[argparse.ArgumentParser]:
 def _import(options: argparse.Namespace) -> int:
     from llmgw.ctl.importing import import_model
     made = import_model(connect(options), options.files, options.name, raw=options.raw,
-                        allow_pickle=options.allow_pickle)
+                        allow_pickle=options.allow_pickle, link=options.link)
     output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
     return 0
 

@@ -98,7 +98,7 @@ def _names(folder: str) -> Iterator[OllamaName]:
                 folders.clear()
             for tag in sorted(names) if len(parts) == 3 else ():
                 try:
-                    found = ollama_manifest.checked_name(*parts, tag)
+                    found = ollama_manifest.checked_name(parts[0], parts[1], parts[2], tag)
                 except ParseError:
                     continue                              # no name that Ollama could have given
                 count += 1

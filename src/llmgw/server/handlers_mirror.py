@@ -8,6 +8,7 @@ from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import Conflict, NotFound, ParseError
 from llmgw.domain.model import Weights, WeightsPhase
 from llmgw.domain.view import MirrorView, WeightsUse
+from llmgw.server import linking
 from llmgw.server.loop import Parts, Reconciler
 from llmgw.server.mirror import Mirror
 from llmgw.server.mirror_care import Care
@@ -35,6 +36,7 @@ class MirrorHandlers:
             Route("GET", paths.UPLOAD, ADMIN, self.upload_state),
             Route("PUT", paths.UPLOAD, ADMIN, self.upload_piece, paths.PIECE_BYTES),
             Route("POST", paths.UPLOAD_FINISH, ADMIN, self.upload_finish),
+            Route("POST", paths.UPLOAD_LINK, ADMIN, self.upload_link),
             Route("GET", paths.MIRROR_MODEL, READERS, self.model),
             Route("PUT", paths.MIRROR_MODEL, ADMIN, self.put_model, MANIFEST_BYTES),
             Route("DELETE", paths.MIRROR_MODEL, ADMIN, self.remove_model),
@@ -97,6 +99,13 @@ class MirrorHandlers:
     def upload_finish(self, request: Request) -> Response:
         size = size_of(object_of(request))
         self._mirror.finish(sha256_hex(request.args["digest"]), size)
+        return json_response({"received_bytes": size, "complete": True})
+
+    def upload_link(self, request: Request) -> Response:
+        path = object_of(request).get("path")
+        if not isinstance(path, str):
+            raise ParseError("a link needs a path")
+        size = linking.link(self._mirror, path, sha256_hex(request.args["digest"]))
         return json_response({"received_bytes": size, "complete": True})
 
     # Manifests and notes.

@@ -83,6 +83,10 @@ class Mirror:
     def _part_path(self, digest: str) -> str:
         return os.path.join(self._uploads, sha256_hex(digest) + ".part")
 
+    def scratch(self, digest: str) -> str:
+        """Return where a file may lie on its way to become this blob."""
+        return self._part_path(digest) + ".copy"
+
     def _part_size(self, digest: str) -> int:
         try:
             return os.path.getsize(self._part_path(digest))
@@ -308,7 +312,7 @@ class Mirror:
         """Copy a file of this machine into the mirror and return its manifest (kept by the caller)."""
         digest, _, size_bytes = hashing.hash_file(path)
         if not self.has(digest):
-            scratch = self._part_path(digest) + ".copy"
+            scratch = self.scratch(digest)
             try:
                 self._copy(path, scratch, size_bytes)
                 if hashing.hash_file(scratch)[0] != digest:

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")]
         for line in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8").splitlines()
         if re.match(r"\| [KFR][0-9]", line)]
-NUMBERS = [f"K{at}" for at in range(1, 14)] + [f"F{at}" for at in range(1, 41)] \
+NUMBERS = [f"K{at}" for at in range(1, 14)] + [f"F{at}" for at in range(1, 46)] \
     + [f"R{at}" for at in range(1, 30)] + ["R30a", "R30b", "R30c", "R30d"]
 
 

@@ -151,6 +151,23 @@ def test_stand_in_a_key_alone_is_on_stdout_so_that_a_shell_can_keep_it(ctl, fake
     assert ctl("keys", "revoke", "k1", server=server.url).stderr.startswith("key k1 is revoked")
 
 
+def test_stand_in_an_edit_that_waits_is_told_and_is_a_code_of_its_own(ctl, fake):
+    answers = {"POST /v1/apply": {"applied": False, "needs_confirm": ["model gemma: 2 of 2 replicas would stop"]}}
+    done = ctl("apply", server=fake(answers).url)
+    assert done.returncode == 3 and "waits: model gemma: 2 of 2 replicas would stop" in done.stderr
+    assert "try: llmgw.pyz ctl apply --confirm" in done.stderr and done.stdout == ""
+    assert ctl("apply", server=fake({"POST /v1/apply": {"applied": True, "needs_confirm": []}}).url).returncode == 0
+
+
+def test_stand_in_forgetting_a_node_says_what_is_started_elsewhere(ctl, fake):
+    server = fake({"DELETE /v1/nodes/a": {"replicas": ["gemma-1", "gemma-2"]}, "DELETE /v1/nodes/b": {"replicas": []}})
+    done = ctl("nodes", "forget", "a", server=server.url)
+    assert done.returncode == 0 and "node a is forgotten" in done.stderr
+    assert "started elsewhere where there is room: gemma-1, gemma-2" in done.stderr
+    assert "elsewhere" not in ctl("nodes", "forget", "b", server=server.url).stderr
+    assert ctl("nodes", "forget", server=server.url).returncode == 2
+
+
 def test_stand_in_an_empty_list_says_what_to_do_and_prints_no_data(ctl, fake):
     server = fake({"GET /v1/nodes": {"items": []}})
     done = ctl("nodes", server=server.url)

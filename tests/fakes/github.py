@@ -23,6 +23,7 @@ class FakeGithub:
         self.published: Dict[str, str] = {}
         self.wrong_digest: Set[str] = set()
         self.null_digest: Set[str] = set()
+        self.wrong_size: Dict[str, int] = {}      # name: by how much the list is wrong
         self.missing: Set[str] = set()            # listed, but 404 when fetched
         self.cuts: Dict[str, list] = {}           # name: where each transfer is cut off, in turn
         self.stalls: Dict[str, int] = {}
@@ -72,7 +73,7 @@ class FakeGithub:
 
     def _asset(self, tag, name, data):
         digest = "0" * 64 if name in self.wrong_digest else hashlib.sha256(data).hexdigest()
-        return {"name": name, "size": len(data), "state": "uploaded",
+        return {"name": name, "size": len(data) + self.wrong_size.get(name, 0), "state": "uploaded",
                 "digest": None if name in self.null_digest else f"sha256:{digest}",
                 "browser_download_url": f"{self.url}/download/{tag}/{name}"}
 

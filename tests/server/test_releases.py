@@ -154,6 +154,15 @@ def test_a_wrong_digest_is_refused_and_nothing_is_kept(source, github, tmp_path)
     assert [name for _, _, names in os.walk(tmp_path) for name in names] == []
 
 
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_wrong_size_is_refused_in_words_and_nothing_is_kept(source, github, tmp_path, monkeypatch, by):
+    monkeypatch.setattr(releases, "TRIES", 1)
+    github.wrong_size = {CPU: by}
+    with pytest.raises(DownloadFailed, match=f"the file has {len(DATA)} bytes at its source, {len(DATA) + by} are expected"):
+        source.fetch("llama.cpp", "b10991", CPU)
+    assert not [name for _, _, names in os.walk(tmp_path / "blobs" / "sha256") for name in names]
+
+
 @pytest.mark.parametrize("fault, error", [("missing", NotFound), ("redirect_loop", DownloadFailed),
                                           ("captive_files", WebPage), ("always cut", Unreachable)])
 def test_a_fault_of_the_download_is_an_error_of_ours(source, github, fault, error, monkeypatch):

@@ -174,6 +174,9 @@ class _Fetch:
         source = self._source = self._open_at(at)
         self._mark = (time.monotonic(), 0)
         if source.status == 200:
+            length = source.headers.get("content-length", "")
+            if re.fullmatch("[0-9]{1,15}", length) and int(length) != self._size:
+                raise DownloadFailed(f"the file has {int(length)} bytes at its source, {self._size} are expected")
             self._source_at = 0
             self._skip(at)                    # no Range there: it starts at 0, and so does reading
             return

@@ -74,7 +74,7 @@ class Uv:
 
         From the folder ``wheels`` and nowhere else, when there is one; else from the index.
         """
-        source = ("--no-index", "--offline", "--find-links", wheels) if wheels else ()
+        source: Tuple[str, ...] = ("--no-index", "--offline", "--find-links", wheels) if wheels else ()
         source += ("--compile-bytecode",) if compiled else ()
         self._run(("pip", "install", "--require-hashes", "--only-binary", ":all:", "--no-deps", *source,
                    "--python", python, "--requirements", listed), line, INSTALL_SECONDS, "installing its packages")

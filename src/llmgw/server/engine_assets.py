@@ -100,6 +100,7 @@ class EngineAssets:
             return self._mirror.open(listed[0].sha256), listed[0].sha256
         fetch = self._start((engine, version, name))
         if not fetch.done.wait(WAIT_SECONDS):
+            assert self._releases is not None
             raise TryAgain(self._releases.progress(listed[0].sha256) or f"fetching {name}")
         if fetch.error is not None:
             raise fetch.error

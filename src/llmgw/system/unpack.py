@@ -135,7 +135,7 @@ def unpack(archive: str, folder: str, *, max_bytes: int, max_members: int = MAX_
 
 def _unpack(source: Readable, writer: _Writer, max_bytes: int, max_members: int,
             progress: Callable[[int], None]) -> None:
-    budget = _Budget(gzip.GzipFile(fileobj=source, mode="rb"), max_bytes)  # type: ignore[arg-type]
+    budget = _Budget(gzip.GzipFile(fileobj=source, mode="rb"), max_bytes)  # type: ignore[call-overload]
     links: List[Tuple[Parts, str]] = []
     count = 0
     budget.allow(HEADER_BYTES)                  # opening reads the first header

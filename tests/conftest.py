@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -73,6 +74,29 @@ def _turn(item):
     folder = item.path.parent.name
     fire = item.path.name.startswith("test_fire_")
     return (not fire, FIRST.index(folder) if folder in FIRST else len(FIRST))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_of_ours_survives(tmp_path_factory):
+    """Look, after everything, for programs that an agent of this run started: whatever a test does, none may be left."""
+    yield
+    if not pathlib.Path("/proc/self/environ").exists():
+        return
+    wanted = f"LLMGW_DATA_DIR_MARK={tmp_path_factory.getbasetemp()}{os.sep}".encode()
+    deadline = time.monotonic() + 30.0
+    while True:
+        left = [entry.name for entry in pathlib.Path("/proc").iterdir() if entry.name.isdigit() and wanted in _environment(entry)]
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    assert not left, f"programs of this run that nobody ended: {', '.join(left)}"
+
+
+def _environment(entry):
+    try:
+        return (entry / "environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def load_script(path: pathlib.Path):

@@ -1,6 +1,7 @@
 """The weights of a node, with a real agent process: whole, repaired, resumed, given up when nobody wants them."""
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from llmgw.agent.scrub import Scrub
 from llmgw.agent.weights import MARKER, WeightsKeeper
 from llmgw.api.client import ControlClient
 from llmgw.domain.heartbeat import NodeDesired
-from llmgw.domain.model import CHUNK_BYTES, WeightsPhase
+from llmgw.domain.model import CHUNK_BYTES, WeightsFile, WeightsPhase
 from llmgw.domain.node import NodeFacts, NodeIdentity
 from llmgw.domain.secret import Secret
 from tests.agent.conftest import wait_for
@@ -163,9 +164,10 @@ def test_what_nobody_wanted_for_a_day_goes_and_what_runs_stays(keeping, gguf_wei
 
 def test_a_full_disk_is_said_before_the_first_byte(keeping, plane, gguf_weights):
     _, weights = gguf_weights
-    keeping.board.put_facts(NodeFacts(disk_total_bytes=1 << 62))
+    huge = WeightsFile("z.gguf", 1 << 50, "0" * 64)                 # the first file alone would fit
+    weights = dataclasses.replace(weights, files=(*weights.files, huge))
     keeping.want(weights)
-    keeping.keeper._fetch_or_wait(weights, 1 << 60)
+    keeping.keeper._fetch_or_wait(weights, 0)
     seen = keeping.seen(weights)
     assert seen.phase is WeightsPhase.FAILED and "are needed" in seen.message and plane.ranges == []
 

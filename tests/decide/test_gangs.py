@@ -5,15 +5,15 @@ import dataclasses
 
 import pytest
 
-from llmgw.decide import gangs, replicas
+from llmgw.decide import gangs, replicas, routes_table
 from llmgw.decide.placement import Board, Need, Placed, Unplaced
-from llmgw.decide.replicas import Restart, Traffic, Wanted
+from llmgw.decide.replicas import Drain, Restart, Traffic, Wanted
 from llmgw.decide.shards import Seen, Step, next_step, why_wait
 from llmgw.domain.engine import EngineObserved, EnginePhase
 from llmgw.domain.model import ModelSpec
 from llmgw.domain.replica import Gang, Replica, Shard, ShardObserved, ShardState
 from llmgw.domain.secret import Secret
-from tests.decide.fleet import gpu, node, weights
+from tests.decide.fleet import SILENT, gpu, node, weights
 
 SPEC = ModelSpec("m", "vllm", "mirror:m", nodes=2, gpus=1, fabric="10.0.0.0/24")
 READY, BACKOFF = ShardState.READY, ShardState.BACKOFF
@@ -50,6 +50,15 @@ def test_a_rank_that_ended_in_this_turn_restarts_all_and_once(seen, is_lost):
     steps = replicas.reconcile([Wanted(SPEC, "0.30.0", weights())], [row()], tuple(nodes.values()), Traffic()).steps
     assert [step for step in steps if isinstance(step, Restart)] == ([Restart("m-1", gangs.lost(row(), nodes))] if is_lost else [])
     assert not gangs.lost(row(turn=2), fleet((BACKOFF, 1, 1), (BACKOFF, 1, 0)))
+
+
+def test_a_gang_with_a_node_that_is_silent_for_long_makes_room_unless_a_router_hears_it():
+    nodes = fleet((READY, 1, 1), (READY, 1, 0))
+    nodes["b"] = dataclasses.replace(nodes["b"], liveness=SILENT)
+    wanted = [Wanted(SPEC, "0.30.0", weights())]
+    (step,) = replicas.reconcile(wanted, [row()], tuple(nodes.values()), Traffic()).steps
+    assert step == Drain("m-1", "node b is silent, and the other ranks cannot serve without it")
+    assert replicas.reconcile(wanted, [row()], tuple(nodes.values()), Traffic(frozenset(("m-1",)))).steps == ()
 
 
 @pytest.mark.parametrize("seen, whole", [
@@ -96,3 +105,10 @@ def test_it_is_not_placed_at_all_when_one_node_is_missing_and_each_says_why():
     assert found.reasons[0] == "it needs 2 nodes at once, 1 could take a part of it"
     assert any("b: it has no fabric_address" in reason for reason in found.reasons)
     assert any("z: its fabric_address 10.9.0.1 is not in 10.0.0.0/24" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("seen, served", [(((READY, 1, 1), (READY, 1, 0)), 1), (((READY, 1, 1), (BACKOFF, 1, 0)), 0)])
+def test_routers_are_told_of_it_only_while_it_is_whole(seen, served):
+    nodes = fleet(*seen)
+    (model,) = routes_table.routed_models([Wanted(SPEC, "0.30.0", weights())], [row()], nodes, frozenset(), {}, None)
+    assert len(model.replicas) == served and [one.node for one in model.replicas] == ["a"] * served

@@ -167,6 +167,11 @@ def reconcile(wanted: Sequence[Wanted], replicas: Sequence[Replica], nodes: Sequ
         elif replica.wish is ReplicaWish.DRAIN:
             steps += _after_drain(replica, by_name, traffic)
         elif replica.model.name in rows:
+            gone = _lost_node(replica, by_name, traffic)
+            if gone:
+                steps.append(Drain(replica.id, f"node {gone} is silent, and the other ranks cannot serve without it"))
+                leaving.setdefault(replica.model.name, []).append(replica)
+                continue
             rows[replica.model.name].append(replica)
             why = gangs.lost(replica, by_name)
             if why:
@@ -179,6 +184,14 @@ def reconcile(wanted: Sequence[Wanted], replicas: Sequence[Replica], nodes: Sequ
         if turn.problems:
             unplaced[want.spec.name] = turn.problems
     return Plan(tuple(steps), unplaced)
+
+
+def _lost_node(replica: Replica, nodes: Mapping[str, NodeState], traffic: Traffic) -> str:
+    """Return the node without which the rest of a gang only holds GPUs that a new one needs; empty: none is lost."""
+    if len(replica.shards) < 2 or replica.id in traffic.answering:
+        return ""
+    return next((shard.node for shard in replica.shards
+                 if _shard_health(replica, shard, nodes.get(shard.node)) is Health.GONE), "")
 
 
 def _after_drain(replica: Replica, nodes: Mapping[str, NodeState], traffic: Traffic) -> List[Step]:

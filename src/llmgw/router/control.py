@@ -100,7 +100,7 @@ class Follower:
         except LlmgwError as error:           # serving goes on; a restart would serve the older one
             log.error("the table could not be kept reason=%s: %s", error.reason, error.message)
 
-    def _missed(self, reason: str, message: str, hint: str) -> float:
+    def _missed(self, reason: str, message: str, hint: Optional[str]) -> float:
         self._misses += 1
         if message != self._said:             # once per change, not once per call
             self._said = message

@@ -88,7 +88,8 @@ class AdminHandlers:
     def forget_node(self, request: Request) -> Response:
         """Forget a node that is gone for good; its replicas are replaced at once."""
         node = request.args["node"]
-        there = [row.id for row in self._reconciler.snapshot.replicas if any(shard.node == node for shard in row.shards)]
+        there = [row.id for row in self._reconciler.snapshot.replicas
+                 if any(shard.node == node for shard in row.shards)]
         reached = sorted(self._parts.routers.answering().intersection(there))
         if reached:
             raise Conflict(f"node {node} is not gone: routers still reach its replica {', '.join(reached)}",

@@ -123,9 +123,9 @@ ENGINE_VIEW = Record(view.EngineView, name=text, version=text, assets=tuple_of(A
                      assets_problem=text, nodes=tuple_of(pair(text, ENGINE_OBSERVED)))
 KEY_VIEW = Record(view.KeyView, id=text, name=text, created_at=number, models=texts,
                   revoked_at=optional(number), secret=text)
-EVENT_VIEW = Record(view.EventView, id=whole, at=number, subject=text, reason=text, message=text)
 TOKEN_VIEW = Record(view.TokenView, id=text, role=text, kind=text, made_at=number, expires_at=optional(number),
                     name=text, uses=whole, used=whole, revoked_at=optional(number), secret=text, line=text)
+EVENT_VIEW = Record(view.EventView, id=whole, at=number, subject=text, reason=text, message=text)
 ENGINE_ARCHIVE = Record(view.EngineArchive, engine=text, version=text, asset=ASSET,
                         imported_at=number, source=text)
 LOCK_VIEW = Record(view.LockView, engine=text, version=text, platform=text, as_of=text, sha256=text,

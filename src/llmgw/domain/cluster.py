@@ -47,9 +47,9 @@ class AgentConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
     exclude_gpus: Tuple[int, ...] = ()
     install_packages: bool = True
+    engine_user: str = ""     # empty: llmgw-engine when the agent is root, else the agent's own user
     operator_engines: Tuple[OperatorEngine, ...] = ()
     cpu_engines: Tuple[str, ...] = ()         # whose CPU build is taken on purpose
     token_file: str = ""
     http_proxy: Optional[str] = None
-    engine_user: str = ""     # empty: llmgw-engine when the agent is root, else the agent's own user
     package_index: Optional[str] = field(default=None, repr=False)    # may hold a login

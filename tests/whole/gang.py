@@ -43,7 +43,7 @@ def start(pyz, folder, template, python, model, nodes=2):
                               f"data_dir: {made.dir(name)}\ngate_port: {ports}\nengine_ports: {ports + 1}\n"
                               f"fabric_address: 127.0.0.1\nengines: {{vllm: {{python: {python}}}}}\n")
             made.start(name, "agent", "--config", config, "--owned")
-            until(f"{name} has its gate", lambda: any(node["name"] == name and node["identity"]["gate_port"] for node in made.items("nodes")))
+            until(f"{name} has its gate", lambda name=name: any(node["name"] == name and node["identity"]["gate_port"] for node in made.items("nodes")))
         made.start_router()
         made.ctl("mirror", "import", model, "--name", MODEL)
         made.key = json.loads(made.ctl("keys", "create", "test", "--json"))["secret"]

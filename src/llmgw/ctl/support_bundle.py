@@ -1,4 +1,4 @@
-"""Put into one file what somebody needs who helps: facts, states, first failures, events and logs; no secret, no prompt."""
+"""Put into one file what a helper needs: facts, states, first failures, events and logs; no secret, no prompt."""
 from __future__ import annotations
 
 import argparse

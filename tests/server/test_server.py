@@ -418,15 +418,13 @@ def test_a_server_that_cannot_start_says_why_in_a_sentence(server, make, code, w
     assert words in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_second_server_a_taken_port_and_the_network_are_refused(server):
+def test_a_second_server_and_a_taken_port_are_refused(server):
     done = subprocess.run(server.command(), stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
     assert done.returncode == 1 and f"another server (pid {server.process.pid})" in done.stderr
     port = server.url.rpartition(":")[2]
     other = [*server.command("--data-dir", str(server.folder / "other"))]
     done = subprocess.run([*other, "--listen", f"127.0.0.1:{port}"], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
     assert done.returncode == 1 and f"127.0.0.1:{port}: another program listens there" in done.stderr
-    done = subprocess.run([*other, "--listen", "0.0.0.0:0"], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
-    assert done.returncode == 78 and "TLS" in done.stderr
 
 
 def test_a_term_signal_ends_it_in_order_even_with_waiting_polls(server):
@@ -462,7 +460,7 @@ def test_an_imported_archive_is_listed_for_the_nodes_and_served_in_parts(server)
             node.client.stream(paths.fill(paths.BLOB, digest=wrong))
         assert caught.value.status == 400
     client.json("DELETE", path)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError, match="the files of llama.cpp b10991 are not known") as caught:
         node.client.stream(where)
-    assert caught.value.status == 404
+    assert caught.value.status == 503         # it may be published, or imported, at any time
     assert not (server.data / "mirror" / "blobs" / "sha256" / digest).exists()

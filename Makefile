@@ -5,7 +5,7 @@ READY = $(VENV)/.ready
 # Most tests wait for processes: more workers than cores. JOBS=0: one after the other, in this process.
 JOBS  ?= 3
 PYTEST = PYTHONPATH=src $(PY) -W error -m pytest -q
-EACH   = $(PYTEST) -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+EACH   = $(PYTEST) -n $(JOBS) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help venv pyz run test test-fast test-engines test-39 verify-online check release bench clean

@@ -46,6 +46,19 @@ FIRST = ("whole", "trees", "agent", "server", "router")
 BROUGHT = {"llama_server", "llama_archive", "uv_archive", "python_archive", "release_archive", "gemma"}
 
 
+@pytest.hookimpl(optionalhook=True)            # there is no such hook without xdist
+def pytest_xdist_make_scheduler(config, log):
+    """Return who hands out the tests: one worker gets all of a module, and all of the cluster under fire."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            module = nodeid.partition("::")[0]
+            return "fire" if "/test_fire_" in module else module
+
+    return ByModule(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what uses a real engine or model; leave out what this machine, or this run, cannot have."""
@@ -54,7 +67,6 @@ def pytest_collection_modifyitems(config, items):
     online = "online" in (config.getoption("-m") or "") and "not online" not in config.getoption("-m")
     items.sort(key=_turn)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if BROUGHT & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
         if item.get_closest_marker("online") and not online:
@@ -63,11 +75,6 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="installs gigabytes: make test-engines"))
         if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-
-
-def _group(item):
-    """The tests of one module share its fixtures, those of a cluster under fire share the cluster."""
-    return "fire" if item.path.name.startswith("test_fire_") else str(item.path.relative_to(ROOT))
 
 
 def _turn(item):

@@ -22,9 +22,11 @@ if str(ROOT / "src") not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src")] + [entry for entry in [os.environ.get("PYTHONPATH", "")] if entry])
 
-# Started in the background of a script, a process ignores SIGINT, and so would every program that a test ends by Ctrl-C.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background of a script, or by nohup, a process ignores these, and so would every program that a test
+# ends by Ctrl-C or by a terminal that goes away.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # Tests lie below folders that only their own user may enter. What engines may do that run as a user of
 # their own is tested where the data lies in the open: tests/agent/test_engine_user.py, tests/trees/.

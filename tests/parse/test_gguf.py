@@ -132,9 +132,9 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_header_is_refused_at_once(name):
     data, words = HOSTILE[name]
-    started = time.monotonic()
+    started = time.process_time()
     assert words in refusal(data)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_numbers_beyond_belief_are_unknown():
@@ -151,9 +151,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused():
 def test_a_file_full_of_empty_strings_takes_bounded_time():
     count = 200_000
     data = make.build([make.text("a") + struct.pack("<IIQ", 9, 8, count) + b"\0" * 8 * count, ARCH])
-    started = time.monotonic()
+    started = time.process_time()
     assert read(data).architecture == "x"
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 @settings(max_examples=300)

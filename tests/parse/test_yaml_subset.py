@@ -121,9 +121,9 @@ def test_the_rest_of_yaml_is_refused_with_line_and_key(data, start):
 
 
 def test_ten_megabytes_are_refused_at_once():
-    started = time.monotonic()
+    started = time.process_time()
     assert "at most 1048576" in refusal(b"a: b\n" * (2 << 20))
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 500_000, "- " * 500_000, "a: " + "{a: " * 200_000],

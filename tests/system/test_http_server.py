@@ -226,11 +226,13 @@ def test_requests_follow_each_other_on_one_connection(server):
 def test_keep_alive_answers_do_not_stall(server):
     client = HttpClient(server.url)
     client.request("GET", "/healthz")
-    started = time.monotonic()
+    seconds = []
     for _ in range(50):
+        started = time.monotonic()
         assert client.request("GET", "/healthz").status == 200
+        seconds.append(time.monotonic() - started)
     client.close()
-    assert time.monotonic() - started < 1.5          # Nagle and delayed ACK would make it 2.2 s
+    assert sorted(seconds)[10] < 0.035               # Nagle and delayed ACK would hold up each for 44 ms
 
 
 def test_curl_s_expectation_is_answered_before_the_body(server):

@@ -123,6 +123,18 @@ def test_a_zombie_is_dead_and_is_reaped(marker, tmp_path):
     assert spawn.reap(identity.pid) is None
 
 
+def test_the_exit_code_of_a_program_whose_first_thread_ended_first_is_waited_for(marker, tmp_path):
+    """Its leader is a zombie that cannot be reaped yet, as llama-server is for a moment when it exits."""
+    identity = run(marker, tmp_path, """
+        import ctypes, os, threading, time
+        threading.Thread(target=lambda: (time.sleep(0.7), os._exit(7))).start()
+        ctypes.CDLL(None).pthread_exit(None)
+        """)
+    wait_for(lambda: not spawn.alive(identity))
+    assert spawn.exit_code(identity.pid) == 7
+    spawn.forget(identity.pid)
+
+
 def test_a_program_outlives_whoever_started_it_and_is_found_again(marker, tmp_path):
     starter = textwrap.dedent(f"""
         import os

@@ -222,7 +222,7 @@ class ShardKeeper:
 
     def _record_end(self) -> None:
         identity = self._row.identity
-        code = spawn.reap(identity.pid) if identity else None
+        code = spawn.exit_code(identity.pid) if identity else None
         spawn.stop(self._marker, grace_seconds=2.0)       # what its leader left behind
         if code in (None, -9) and proc.out_of_memory_kills() > self._memory_kills:
             self._record_failure(OUT_OF_MEMORY, "the kernel ended the engine: out of memory", None)

@@ -19,6 +19,7 @@ from llmgw.system.files import storing
 from llmgw.system.process import cannot_run, identity
 
 Marker = Tuple[str, str]          # (name, value) of an environment variable
+ENDING_SECONDS = 2.0              # from the end of a program's first thread to that of its last
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,16 @@ def reap(pid: int) -> Optional[int]:
     with _lock:
         child = _children.get(pid)
         return child.poll() if child is not None else None
+
+
+def exit_code(pid: int) -> Optional[int]:
+    """Return as ``reap`` does, after a short wait: a program's first thread may end long before its last."""
+    with _lock:
+        child = _children.get(pid)
+    try:
+        return child.wait(ENDING_SECONDS) if child is not None else None
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def forget(pid: int) -> None:

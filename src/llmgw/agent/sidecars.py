@@ -39,7 +39,7 @@ def _wait(program: Program, identity: spawn.Identity, stopping: threading.Event,
     deadline = time.monotonic() + seconds
     while port and not answers(host, port):
         if not spawn.alive(identity):
-            code = spawn.reap(identity.pid)
+            code = spawn.exit_code(identity.pid)
             raise EngineFailed(f"{name} ended with code {code} before it was ready")
         if stopping.is_set():
             raise EngineFailed(f"stopped while {name} was starting")

@@ -6,7 +6,8 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from llmgw.domain.model import ModelSpec, Task
 from llmgw.domain.replica import ShardWanted
-from llmgw.engines.base import Place
+from llmgw.domain.route import Gauges
+from llmgw.engines.base import Engine, Place
 from llmgw.parse import prometheus
 
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank")
@@ -20,12 +21,6 @@ _SMALLEST: Mapping[Task, Tuple[str, Dict[str, Any]]] = {
 def allowed_paths(*read: str) -> FrozenSet[Tuple[str, str]]:
     """Return the questions of the OpenAI API, and what may be read; everything else of the engine stays inside."""
     return frozenset([("POST", path) for path in _OPENAI_PATHS] + [("GET", path) for path in read])
-
-
-def smallest_request(model: ModelSpec) -> Tuple[str, bytes]:
-    """Return the path and body of a request for one token, or one embedding."""
-    path, body = _SMALLEST[model.task]
-    return path, json.dumps({"model": model.name, **body}).encode()
 
 
 def env(shard: ShardWanted, place: Place) -> Dict[str, str]:
@@ -45,8 +40,29 @@ def env(shard: ShardWanted, place: Place) -> Dict[str, str]:
     return made
 
 
-def work(page: bytes, names: Tuple[str, ...]) -> Optional[float]:
-    """Return the sum of the counters ``names`` that the page holds; None when it holds none."""
-    samples = prometheus.read(page, names)
-    known = [value for value in (prometheus.total(samples, name) for name in names) if value is not None]
-    return sum(known) if known else None
+class PythonEngine(Engine):
+    """Says by which names its metrics page has each number: several where versions differ."""
+
+    takes_folder = True
+    running: Tuple[str, ...]
+    waiting: Tuple[str, ...]
+    kv_used: Tuple[str, ...]
+    generated: Tuple[str, ...]
+    worked: Tuple[str, ...]               # those of which one grows while it computes
+
+    def gauges(self, page: bytes) -> Gauges:
+        # By exact names: vLLM's ..._waiting_by_reason repeats the same requests.
+        samples = prometheus.read(page, (*self.running, *self.waiting, *self.kv_used, *self.generated))
+        return Gauges(running=prometheus.total(samples, *self.running),
+                      waiting=prometheus.total(samples, *self.waiting),
+                      kv_used=prometheus.peak(samples, *self.kv_used),
+                      generated_tokens=prometheus.total(samples, *self.generated))
+
+    def work(self, page: bytes) -> Optional[float]:
+        samples = prometheus.read(page, self.worked)
+        known = [value for value in (prometheus.total(samples, name) for name in self.worked) if value is not None]
+        return sum(known) if known else None
+
+    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
+        path, body = _SMALLEST[model.task]
+        return path, json.dumps({"model": model.name, **body}).encode()

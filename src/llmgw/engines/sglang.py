@@ -2,17 +2,15 @@
 from __future__ import annotations
 
 import json
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Tuple
 
 from llmgw.domain.command import Command
 from llmgw.domain.engine import SGLANG
-from llmgw.domain.model import ModelSpec, Task
+from llmgw.domain.model import Task
 from llmgw.domain.replica import ShardWanted
-from llmgw.domain.route import Gauges
 from llmgw.domain.secret import Secret
 from llmgw.engines import python_env
-from llmgw.engines.base import Engine, Place, Program
-from llmgw.parse import prometheus
+from llmgw.engines.base import Place, Program
 
 MODULE = "sglang.launch_server"
 
@@ -35,23 +33,21 @@ _RESERVED = """
     --delete-ckpt-after-loading --checkpoint-engine-wait-weights-before-ready --lora-paths --warmups
 """
 
-_RUNNING = ("sglang:num_running_reqs", "sglang_num_running_reqs")          # both prefixes have been used
-_WAITING = ("sglang:num_queue_reqs", "sglang_num_queue_reqs")
-_KV_USED = ("sglang:token_usage", "sglang_token_usage")
-_GENERATED = ("sglang:generation_tokens_total", "sglang_generation_tokens_total")
-_WORK = (*_GENERATED, "sglang:prompt_tokens_total", "sglang_prompt_tokens_total")
 
-
-class Sglang(Engine):
+class Sglang(python_env.PythonEngine):
     """One program, ``sglang.launch_server``. It reads its key from a YAML file: its flag would show it to everybody."""
 
     name = SGLANG
-    takes_folder = True
     over_nodes = True
     health_path = "/ready"            # /health generates a token each time it is asked
     key_file_name = "key.yaml"        # it takes no other ending
     allowed_paths = python_env.allowed_paths("/health", "/ready", "/metrics", "/v1/models")
     reserved_flags = frozenset(_RESERVED.split())
+    running = ("sglang:num_running_reqs", "sglang_num_running_reqs")          # both prefixes have been used
+    waiting = ("sglang:num_queue_reqs", "sglang_num_queue_reqs")
+    kv_used = ("sglang:token_usage", "sglang_token_usage")
+    generated = ("sglang:generation_tokens_total", "sglang_generation_tokens_total")
+    worked = (*generated, "sglang:prompt_tokens_total", "sglang_prompt_tokens_total")
 
     def key_file(self, key: Secret) -> bytes:
         return b"api-key: " + json.dumps(key.reveal()).encode("ascii") + b"\n"
@@ -61,19 +57,6 @@ class Sglang(Engine):
                 *shard.model.args)
         return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir), title=MODULE,
                         help=(place.program, "-m", MODULE, "--help")),)
-
-    def gauges(self, page: bytes) -> Gauges:
-        samples = prometheus.read(page, (*_RUNNING, *_WAITING, *_KV_USED, *_GENERATED))
-        return Gauges(running=prometheus.total(samples, *_RUNNING),
-                      waiting=prometheus.total(samples, *_WAITING),
-                      kv_used=prometheus.peak(samples, *_KV_USED),
-                      generated_tokens=prometheus.total(samples, *_GENERATED))
-
-    def work(self, page: bytes) -> Optional[float]:
-        return python_env.work(page, _WORK)
-
-    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
-        return python_env.smallest_request(model)
 
 
 def _flags(shard: ShardWanted, place: Place) -> List[str]:

@@ -4,16 +4,13 @@ Options from the source of its serve.py, not from a run: data of the engine, che
 """
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Tuple
 
 from llmgw.domain.command import Command
 from llmgw.domain.engine import TRTLLM
-from llmgw.domain.model import ModelSpec
 from llmgw.domain.replica import ShardWanted
-from llmgw.domain.route import Gauges
 from llmgw.engines import python_env
-from llmgw.engines.base import Engine, Place, Program
-from llmgw.parse import prometheus
+from llmgw.engines.base import Place, Program
 
 PACKAGE = "tensorrt_llm"
 LAUNCHER = "trtllm_serve.py"             # in launchers/; copied to the agent's data folder
@@ -27,23 +24,21 @@ _RESERVED = """
     --otlp-traces-endpoint --disagg-cluster-uri --chat-template --log-level
 """
 
-_RUNNING = "trtllm_num_requests_running"
-_WAITING = "trtllm_num_requests_waiting"
-_KV_USED = "trtllm_kv_cache_utilization"
-_GENERATED = "trtllm_generation_tokens_total"
-_WORK = (_GENERATED, "trtllm_prompt_tokens_total")
 
-
-class TrtLlm(Engine):
+class TrtLlm(python_env.PythonEngine):
     """One program, our launcher around trtllm-serve. It serves its model under the name of the folder it lies in."""
 
     name = TRTLLM
-    takes_folder = True
     named_by_folder = True
     launcher = LAUNCHER
     metrics_path = "/prometheus/metrics"      # /metrics is JSON, and reading it takes the statistics away
     allowed_paths = python_env.allowed_paths("/health", "/prometheus/metrics", "/v1/models")
     reserved_flags = frozenset(_RESERVED.split())
+    running = ("trtllm_num_requests_running",)
+    waiting = ("trtllm_num_requests_waiting",)
+    kv_used = ("trtllm_kv_cache_utilization",)
+    generated = ("trtllm_generation_tokens_total",)
+    worked = (*generated, "trtllm_prompt_tokens_total")
 
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
         argv = (place.program, place.launcher, "--key-file", place.key_file,
@@ -51,18 +46,6 @@ class TrtLlm(Engine):
                 *_flags(shard, place), *shard.model.args)
         return (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir), title="trtllm-serve",
                         help=(place.program, "-m", SERVE, "serve", "--help")),)
-
-    def gauges(self, page: bytes) -> Gauges:
-        samples = prometheus.read(page, (_RUNNING, _WAITING, _KV_USED, _GENERATED))
-        return Gauges(running=prometheus.total(samples, _RUNNING), waiting=prometheus.total(samples, _WAITING),
-                      kv_used=prometheus.peak(samples, _KV_USED),
-                      generated_tokens=prometheus.total(samples, _GENERATED))
-
-    def work(self, page: bytes) -> Optional[float]:
-        return python_env.work(page, _WORK)
-
-    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
-        return python_env.smallest_request(model)
 
 
 def _flags(shard: ShardWanted, place: Place) -> List[str]:

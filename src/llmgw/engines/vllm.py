@@ -1,16 +1,14 @@
 """vLLM: how ``vllm serve`` (checked against 0.30.0) is started and read."""
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Tuple
 
 from llmgw.domain.command import Command
 from llmgw.domain.engine import VLLM
-from llmgw.domain.model import ModelSpec, Task
+from llmgw.domain.model import Task
 from llmgw.domain.replica import ShardWanted
-from llmgw.domain.route import Gauges
 from llmgw.engines import python_env
-from llmgw.engines.base import Engine, Place, Program
-from llmgw.parse import prometheus
+from llmgw.engines.base import Place, Program
 
 RAY_MODULE = "ray.scripts.scripts"       # what the script ``ray`` calls
 MODULE = "vllm.entrypoints.cli.main"     # what the script ``vllm`` calls; an operator's Python may lie without scripts
@@ -43,25 +41,24 @@ _RESERVED = """
     !--reasoning-parser !--tokenizer
 """
 
-_RUNNING = "vllm:num_requests_running"
-_WAITING = "vllm:num_requests_waiting"
-_KV_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")      # the second is the older name
-_GENERATED = "vllm:generation_tokens_total"
-# The last one counts every step, those too in which a long prompt is still being read.
-_WORK = (_GENERATED, "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
 _GIB = 1 << 30
 
 
-class Vllm(Engine):
+class Vllm(python_env.PythonEngine):
     """One program, ``vllm serve``. Its key guards only /v1 and a few paths: the gate is what guards the rest."""
 
     name = VLLM
-    takes_folder = True
     over_nodes = True
     allowed_paths = python_env.allowed_paths("/health", "/metrics", "/v1/models")
     reserved_flags = frozenset(_RESERVED.split())
     dashes_are_underscores = True
     unlisted_flags = frozenset(("-O",))
+    running = ("vllm:num_requests_running",)
+    waiting = ("vllm:num_requests_waiting",)
+    kv_used = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")      # the second is the older name
+    generated = ("vllm:generation_tokens_total",)
+    # The last one counts every step, those too in which a long prompt is still being read.
+    worked = (*generated, "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
 
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
         ray = shard.gang is not None and shard.model.launch_mode == "ray"
@@ -72,20 +69,6 @@ class Vllm(Engine):
         return beside + (Program("engine", Command(argv, env=_env(shard, place), cwd=place.work_dir,
                                                    secret_env={"VLLM_API_KEY": shard.key.reveal(), **_ray_key(shard)}),
                                  title="vllm serve", help=(place.program, "-m", MODULE, "serve", "--help=all")),)
-
-    def gauges(self, page: bytes) -> Gauges:
-        # By exact names: ..._waiting_by_reason repeats the same requests.
-        samples = prometheus.read(page, (_RUNNING, _WAITING, *_KV_USED, _GENERATED))
-        return Gauges(running=prometheus.total(samples, _RUNNING),
-                      waiting=prometheus.total(samples, _WAITING),
-                      kv_used=prometheus.peak(samples, *_KV_USED),
-                      generated_tokens=prometheus.total(samples, _GENERATED))
-
-    def work(self, page: bytes) -> Optional[float]:
-        return python_env.work(page, _WORK)
-
-    def smallest_request(self, model: ModelSpec) -> Tuple[str, bytes]:
-        return python_env.smallest_request(model)
 
 
 def _flags(shard: ShardWanted, place: Place) -> List[str]:

@@ -19,8 +19,16 @@ from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import DigestMismatch, DownloadFailed, LlmgwError, Unreachable
 from llmgw.domain.model import CHUNK_BYTES
 from llmgw.system import failpoint
-from llmgw.system.download import PIECE_BYTES, STALLED_BYTES, STALLED_SECONDS, Source, Stopped, content_range
-from llmgw.system.files import check_space, fsync_dir, make_dir, storage_error, storing
+from llmgw.system.download import (
+    PIECE_BYTES,
+    STALLED_BYTES,
+    STALLED_SECONDS,
+    Source,
+    Stopped,
+    content_range,
+    put_in_place,
+)
+from llmgw.system.files import check_space, make_dir, storage_error, storing
 
 log = logging.getLogger(__name__)
 
@@ -306,11 +314,7 @@ def bring(suppliers: Sequence[Supplier], target: str, *, size: int, chunks: Sequ
     job = Transfer(suppliers, partial, size, chunks, reserve_bytes=reserve_bytes, streams=streams, progress=progress,
                    stopping=stopping, stalled_seconds=stalled_seconds)
     job.run()
-    failpoint.reach("fetch-before-rename")
-    with storing("rename", partial):
-        os.replace(partial, target)
-        fsync_dir(os.path.dirname(target))
-    failpoint.reach("fetch-after-rename")
+    put_in_place(partial, target)
     return job.bad
 
 

@@ -63,6 +63,11 @@ def fetch(open_at: Callable[[int], Source], target: str, *, sha256: str, size: i
         job.run()
     finally:
         job.close()
+    put_in_place(partial, target)
+
+
+def put_in_place(partial: str, target: str) -> None:
+    """Give a file that is whole and proven its name, for good."""
     failpoint.reach("fetch-before-rename")
     with storing("rename", partial):
         os.replace(partial, target)

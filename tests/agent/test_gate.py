@@ -14,6 +14,7 @@ import pytest
 from llmgw.api import wire
 from llmgw.domain.gate import GateEntry, GateTable
 from llmgw.system import files
+from llmgw.system.attempts import MOST_ON_LOOPBACK
 from tests.fakes.raw_client import RawClient, ask, request
 from tests.fakes.upstream import DONE, Upstream, delta, wait_for
 
@@ -103,6 +104,19 @@ def test_another_key_opens_nothing_of_the_stand_in(gate, key):
         answer = ask(door.port, "POST", "/v1/chat/completions", BODY, key)
         assert answer.status == 401 and answer.error["code"] == "invalid_replica_key"
         assert not engine.requests
+
+
+def test_many_wrong_keys_are_slowed_down_and_the_right_one_never(gate):
+    with Upstream() as engine:
+        door = gate(entry(engine.port))
+        with RawClient(door.port) as client:
+            client.send(request("GET", "/v1/models", key="wrong") * (MOST_ON_LOOPBACK + 1))
+            assert {client.answer().status for _ in range(MOST_ON_LOOPBACK)} == {401}
+            last = client.answer()
+            assert last.status == 429 and last.error["code"] == "too_many_wrong_keys" and client.closed()
+            assert last.headers["retry-after"] == "1", "a router whose key is not here yet comes back"
+        assert ask(door.port, "POST", "/v1/chat/completions", BODY, KEY).status == 200
+        assert ask(door.port, "POST", "/v1/chat/completions", BODY).status == 401 and len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("method, path", [

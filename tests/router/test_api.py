@@ -6,6 +6,7 @@ import json
 import pytest
 
 from llmgw.domain.model import Task
+from llmgw.system.attempts import MOST_ON_LOOPBACK
 from tests.fakes.raw_client import RawClient, request
 from tests.fakes.router_process import KEY, REPLICA_KEY, chat, model, table
 
@@ -41,6 +42,19 @@ def test_nobody_without_a_known_key(shared, key, code, method, path):
     answer = started.ask(method, path, key=key)
     assert answer.status == 401 and answer.error["code"] == code and answer.error["type"] == "authentication_error"
     assert answer.headers["www-authenticate"] == "Bearer" and not engine.requests
+
+
+def test_wrong_keys_are_slowed_down_and_right_ones_never(router, upstream):
+    started = router(upstream().port)
+    with RawClient(started.port) as client:
+        client.send(request("GET", "/v1/models", key="canary-guess") * (MOST_ON_LOOPBACK + 2))
+        assert [client.answer().status for _ in range(MOST_ON_LOOPBACK)] == [401] * MOST_ON_LOOPBACK
+        last = client.answer()
+        assert last.status == 429 and last.error["code"] == "too_many_wrong_keys" and last.headers["retry-after"] == "60"
+        assert client.closed(), "a guess more costs a connection"
+    assert started.ask(key="wrong").status == 429
+    assert started.ask().status == 200 and started.ask(key=None).status == 401
+    assert started.log().count("many wrong keys from=127.0.0.1") == 1 and "canary" not in started.log()
 
 
 def test_basic_authorization_is_no_key(shared):

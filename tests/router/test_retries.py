@@ -93,9 +93,9 @@ def test_other_errors_are_never_sent_elsewhere(router, upstream, code):
     assert sum(len(engine.requests) for engine in engines) == 1
 
 
-@pytest.mark.parametrize("code", [401, 403])
-def test_an_engine_that_refuses_our_key_is_our_fault_and_not_the_clients(router, upstream, code):
-    engine = upstream(status(code, b'{"error":"Unauthorized"}'))
+@pytest.mark.parametrize("code, fields", [(401, ()), (403, ()), (429, ["X-Llmgw-Error-Code: too_many_wrong_keys"])])
+def test_an_engine_that_refuses_our_key_is_our_fault_and_not_the_clients(router, upstream, code, fields):
+    engine = upstream(status(code, b'{"error":"Unauthorized"}', fields=fields))
     answer = router(engine.port).ask()
     assert answer.status == 502 and answer.error["code"] == "replica_auth"
 

@@ -1,4 +1,5 @@
-"""The one door of a node: who shows a replica's key reaches that engine's allowed paths, nobody else anything."""
+"""The one door of a node: who shows a replica's key reaches that engine's allowed paths; another node, with a key
+of its own, the blobs; nobody else anything."""
 from __future__ import annotations
 
 import hashlib
@@ -6,6 +7,8 @@ import hmac
 import os
 from typing import Dict, FrozenSet, Optional, Tuple
 
+from llmgw.agent import gate_blobs
+from llmgw.agent.gate_blobs import BlobDoor
 from llmgw.domain.errors import ConfigError
 from llmgw.domain.gate import GateEntry, GateTable
 from llmgw.engines import registry
@@ -34,6 +37,7 @@ class Gate(Application):
 
     def __init__(self) -> None:
         self._doors: Dict[str, Door] = {}         # by the key's sha256
+        self.blobs = BlobDoor()
         self.table_sha256 = ""
 
     def swap(self, table: GateTable, table_sha256: str) -> None:
@@ -47,6 +51,7 @@ class Gate(Application):
             self._doors[entry.key_sha256] = kept or Door(entry)
         for door in old.values():
             door.target.retire()
+        self.blobs.swap(table)
         self.table_sha256 = table_sha256
 
     def sweep(self, now: float) -> None:
@@ -58,9 +63,14 @@ class Gate(Application):
         request.id = request_id(head.headers)
         if request.head.path == b"/healthz" and head.method == b"GET":
             return json_reply({"status": "ok", "pid": os.getpid(), "table_sha256": self.table_sha256})
-        door = self._door(head.headers.get(b"authorization", b""))
+        authorization = head.headers.get(b"authorization", b"")
+        door = self._door(authorization)
         if door is None:
-            return error_reply(401, "no replica of this node has this key", "invalid_replica_key")
+            reply = error_reply(401, "no replica of this node has this key", "invalid_replica_key")
+            if not authorization:
+                return reply
+            # a router may have a key before we have it: it is not to stay away for a minute
+            return request.connection.listener.wrong_key(request, reply, wait_seconds=1)
         if (head.method.decode("ascii"), request.head.path.decode("ascii")) not in door.paths:
             return error_reply(404, "the gate does not let this path through", "path_not_allowed")
         if head.length > MAX_BODY_BYTES:
@@ -70,6 +80,9 @@ class Gate(Application):
         return None
 
     def serve(self, request: Request) -> None:
+        if request.head.path.startswith(gate_blobs.PREFIX):
+            self.blobs.serve(request, bearer(request.head.headers.get(b"authorization", b"")))
+            return
         door = self._door(request.head.headers.get(b"authorization", b""))
         if door is None:                          # the table changed while the body came
             request.reply(error_reply(401, "no replica of this node has this key", "invalid_replica_key"))

@@ -10,9 +10,10 @@ import logging
 import time
 from typing import Any, Optional, Set
 
-from llmgw.relay.reply import Stamp, error_reply, reply_bytes
-from llmgw.relay.server import Application, ServerConnection
+from llmgw.relay.reply import Reply, Stamp, error_reply, reply_bytes
+from llmgw.relay.server import Application, Request, ServerConnection
 from llmgw.relay.tls_door import TlsDoor
+from llmgw.system.attempts import EACH_SECONDS, FailedAttempts
 from llmgw.system.ports import listening
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Listener:
         self._server: Optional[asyncio.AbstractServer] = None
         self._door: Optional[TlsDoor] = None
         self._sweeper: Optional[asyncio.Task[None]] = None
+        self._failed = FailedAttempts()
 
     async def listen(self, host: str, port: int, context: Any = None) -> int:
         """Start to listen, with TLS if there is a context; return the port. OSError when the address cannot be had."""
@@ -60,6 +62,22 @@ class Listener:
             connection.transport.close()
             return
         self.connections.add(connection)
+
+    def wrong_key(self, request: Request, reply: Reply, wait_seconds: int = int(EACH_SECONDS)) -> Reply:
+        """Return ``reply`` to a wrong key; after too many of one network, that it is to wait; then it ends.
+
+        Only wrong keys come here: whoever else is behind the same address is served as before.
+        """
+        peer = request.connection.transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        over = self._failed.count(address)
+        if not over:
+            return reply
+        if over == 1:
+            log.warning("many wrong keys from=%s", address)
+        request.close = True
+        return error_reply(429, "too many wrong keys from this network: wait a minute, and check the key",
+                           "too_many_wrong_keys", retry_after=wait_seconds)
 
     def stop_accepting(self) -> None:
         if self._server is not None:

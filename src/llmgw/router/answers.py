@@ -58,9 +58,9 @@ def failure_reply(outcome: Outcome) -> Reply:
 
 def engine_answer(head: ResponseHead, body: bytes) -> Reply:
     """Return an engine's own error: as it is when it is an OpenAI error object, else wrapped in one."""
-    if head.status in (401, 403):              # our key, so our fault: the client's key was right
-        return error_reply(502, "the replica refused the router's key", "replica_auth")
     code = head.headers.get(b"x-llmgw-error-code", b"").decode("latin-1")
+    if head.status in (401, 403) or code == "too_many_wrong_keys":   # our key, so our fault: the client's was right
+        return error_reply(502, "the replica refused the router's key", "replica_auth")
     if code == "path_not_allowed":
         return error_reply(404, "this model's engine does not offer this endpoint", "not_offered")
     fields: Fields = ()

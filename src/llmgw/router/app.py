@@ -62,7 +62,7 @@ class Router(Application):
         if memo is not None and memo[0] is self.table:
             key = memo[1]
         else:
-            key = self._key(head.headers.get(b"authorization"))
+            key = self._key(request)
             if not isinstance(key, RoutedKey):
                 return self._counted(key)
             head.memo = (self.table, key)
@@ -86,17 +86,18 @@ class Router(Application):
         self.metrics.refuse(reply.status)
         return reply
 
-    def _key(self, authorization: Optional[bytes]) -> "RoutedKey | Reply":
+    def _key(self, request: Request) -> "RoutedKey | Reply":
         """Return the known key of a request, or what to answer without one."""
+        authorization = request.head.headers.get(b"authorization")
         if authorization is None:
             return answers.no_key()
         if authorization[:7].lower() != b"bearer ":
-            return answers.wrong_key()
+            return self.listener.wrong_key(request, answers.wrong_key())
         if self.table is None:
             return answers.no_table()
         # Found by digest: the time of the look-up tells nothing of the key.
         key = self.table.keys.get(hashlib.sha256(authorization[7:].strip()).digest())
-        return key if key is not None else answers.wrong_key()
+        return key if key is not None else self.listener.wrong_key(request, answers.wrong_key())
 
     def _other(self, request: Request) -> Reply:
         """Answer what is not the work of a model."""
@@ -136,14 +137,14 @@ class Router(Application):
     def _metrics_page(self, request: Request) -> Reply:
         peer = request.connection.transport.get_extra_info("peername")
         if not (isinstance(peer, tuple) and peer[0] in ("127.0.0.1", "::1")):
-            key = self._key(request.head.headers.get(b"authorization"))
+            key = self._key(request)
             if not isinstance(key, RoutedKey):
                 return key
         text = page.metrics_page(self, time.monotonic())
         return Reply(200, text.encode("utf-8"), b"text/plain; version=0.0.4; charset=utf-8")
 
     def _models(self, request: Request) -> Reply:
-        key = self._key(request.head.headers.get(b"authorization"))
+        key = self._key(request)
         if not isinstance(key, RoutedKey):
             return key
         assert self.table is not None

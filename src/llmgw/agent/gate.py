@@ -64,6 +64,8 @@ class Gate(Application):
         if request.head.path == b"/healthz" and head.method == b"GET":
             return json_reply({"status": "ok", "pid": os.getpid(), "table_sha256": self.table_sha256})
         authorization = head.headers.get(b"authorization", b"")
+        if head.path.startswith(gate_blobs.PREFIX):
+            return self.blobs.check(request, bearer(authorization))
         door = self._door(authorization)
         if door is None:
             reply = error_reply(401, "no replica of this node has this key", "invalid_replica_key")

@@ -129,6 +129,7 @@ async def _serve(path: str) -> None:
     while door.active and time.monotonic() < until and not stop.is_set():
         await _pause(stop, POLL_SECONDS)
     await door.close()
+    gate.blobs.close()
 
 
 async def _follow(gate: Gate, door: _Doorway, table_file: _TableFile) -> None:

@@ -56,6 +56,10 @@ PLAN = "/v1/plan"                                    # POST server.yaml text -> 
 APPLY = "/v1/apply"                                  # POST {confirm}
 BACKUP = "/v1/backup"                                # GET: a whole database
 
+# What a node's gate answers to other nodes, beside the paths of its engines.
+PEER_BLOB = "/peer/blobs/{digest}"                   # GET, Range
+PEER_CHUNKS = "/peer/blobs/{digest}/chunks"          # GET -> {"chunks": "0110…"}, which of them are here and proven
+
 PIECE_BYTES = 8 << 20                                # the largest piece of an upload
 
 

@@ -100,7 +100,9 @@ RENEWED = Record(join.Renewed, certificate=text, key=secret, renew_at=number, en
 
 GATE_ENTRY = Record(gate.GateEntry, replica=text, key_sha256=text, engine=text, port=whole,
                     incarnation=whole)
-GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY), certificate=text)
+PEER_DOOR = Record(gate.PeerDoor, node=text, key_sha256=text)
+GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY), certificate=text, root=text,
+                    peers=tuple_of(PEER_DOOR))
 
 NODE_VIEW = Record(
     view.NodeView, name=text, state=text, message=text, identity=NODE_IDENTITY, facts=NODE_FACTS,

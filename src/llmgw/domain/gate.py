@@ -20,6 +20,14 @@ class GateEntry:
 
 
 @dataclass(frozen=True)
+class PeerDoor:
+    """Another node: whoever shows the key with this sha256 (hex) may read blobs here, and nothing else."""
+
+    node: str
+    key_sha256: str
+
+
+@dataclass(frozen=True)
 class GateTable:
     """Written by the agent, read by the gate whenever it changes. Holds no secret."""
 
@@ -27,3 +35,5 @@ class GateTable:
     port: int
     entries: Tuple[GateEntry, ...] = ()
     certificate: str = ""     # a file with certificate and key: the gate speaks TLS
+    root: str = ""            # the agent's data folder, whose blobs the peers may read
+    peers: Tuple[PeerDoor, ...] = ()

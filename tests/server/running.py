@@ -121,6 +121,7 @@ class StandInNode:
         self.server, self.name = server, name
         self.client = server.client("node")
         self.state = ShardState.READY
+        self.first_failure = None
         self.desired = None
         self.answer = None
         self.incarnations = {}
@@ -134,7 +135,8 @@ class StandInNode:
         shards = ()
         if self.desired is not None:
             shards = tuple(ShardObserved(shard.id, self.state, message="", port=7900, pid=1,
-                                         incarnation=self.incarnations.setdefault(shard.id, 1))
+                                         incarnation=self.incarnations.setdefault(shard.id, 1),
+                                         first_failure=self.first_failure)
                            for shard in self.desired.shards)
         self.observed = replace(self.observed, shards=shards, clock=time.time())
         answer = self.client.call("POST", paths.fill(paths.HEARTBEAT, node=self.name), send=wire.NODE_OBSERVED,

@@ -14,7 +14,7 @@ import pytest
 from llmgw.api import paths, wire
 from llmgw.domain.errors import ApiError
 from llmgw.domain.heartbeat import LogTail
-from llmgw.domain.replica import ShardState
+from llmgw.domain.replica import FirstFailure, ShardState
 from llmgw.system.http_client import HttpClient
 from tests.server.running import CONFIG, DEADLINE, RunningServer, StandInNode, StandInRouter, until, upload
 
@@ -67,6 +67,19 @@ def test_a_model_is_placed_on_a_stand_in_node_and_routed(server):
     assert (view.state, view.shards[0].node, view.shards[0].observed.port) == ("ready", "a", 7900)
     events = server.client().items(paths.EVENTS, wire.EVENT_VIEW)
     assert {"Applied", "Placed", "Ready"} <= {event.reason for event in events}
+
+
+def test_the_end_of_a_log_in_a_first_failure_is_for_admins_the_rest_for_viewers_too(server):
+    node, = served(server, "a")
+    node.state, node.first_failure = ShardState.CRASHLOOP, FirstFailure(1.0, "ended with code 1", "serve m", "a prompt")
+
+    def failure(role):
+        view, = server.client(role).items(paths.REPLICAS, wire.REPLICA_VIEW)
+        return view.shards[0].observed.first_failure
+
+    beat_until([node], lambda: failure("admin"), "the failure")
+    assert failure("admin").log_tail == "a prompt"
+    assert failure("viewer") == FirstFailure(1.0, "ended with code 1", "serve m", "")
 
 
 def test_the_desired_state_is_sent_once_and_again_when_it_changes(server):

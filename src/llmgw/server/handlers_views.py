@@ -81,8 +81,10 @@ class ViewHandlers:
 
     def replicas(self, request: Request) -> Response:
         snapshot = self._reconciler.snapshot
-        return json_response(_items(wire.REPLICA_VIEW, (
-            views.replica_view(row, snapshot.nodes, self._parts.routers.gauges(row.id)) for row in snapshot.replicas)))
+        found = (views.replica_view(row, snapshot.nodes, self._parts.routers.gauges(row.id))
+                 for row in snapshot.replicas)
+        reads_logs = request.caller.role == "admin"
+        return json_response(_items(wire.REPLICA_VIEW, found if reads_logs else map(views.without_logs, found)))
 
     def engines(self, request: Request) -> Response:
         snapshot = self._reconciler.snapshot

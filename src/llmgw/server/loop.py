@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from llmgw.decide import gangs, liveness, replicas, routes_table
+from llmgw.decide import gangs, liveness, peers, replicas, routes_table
 from llmgw.decide.liveness import Verdict
 from llmgw.decide.placement import NodeState
 from llmgw.decide.replicas import Drain, Place, Remove, Restart, Step, Stop, Traffic, Wanted
@@ -24,6 +24,7 @@ from llmgw.server.config import ConfigWatch
 from llmgw.server.engine_assets import EngineAssets
 from llmgw.server.events import Events
 from llmgw.server.nodes import Nodes
+from llmgw.server.peers import PeerKeys, Told
 from llmgw.server.routers import Routers
 from llmgw.server.routes_feed import RoutesFeed, epoch_of
 from llmgw.server.sources import Sources
@@ -87,6 +88,7 @@ class Reconciler:
         self._observing = parts.store.get(records.RESTORED) is not None
         parts.nodes.silent_answers = self._observing
         self._transitions = Transitions(parts.events)
+        self._peer_keys = PeerKeys(parts.store)
         self._said = Said()
 
     def _next_epoch(self, seen: int) -> int:
@@ -182,7 +184,8 @@ class Reconciler:
         self._parts.engines.has_gpus = any(heard.observed.facts.gpus for heard in self._parts.nodes.heard().values())
         engines = tuple(self._parts.engines.wanted(engine) for engine in self._parts.config.state.current.engines)
         shards: Dict[str, List[ShardWanted]] = {name: [] for name in verdict.nodes}
-        states = self.node_states(verdict) if any(len(row.shards) > 1 for row in rows) else {}
+        states = self.node_states(verdict)
+        told = self._peer_keys.told(peers.asked(rows, states), states, self._parts.admissions.gate_names())
         for row in rows:
             if row.wish is ReplicaWish.STOP:
                 continue
@@ -191,7 +194,8 @@ class Reconciler:
                     shards[shard.node].append(ShardWanted(
                         f"{row.id}.{shard.rank}", row.id, shard.rank, row.model, row.engine_version, row.weights,
                         row.key, shard.gpus, gangs.told(row, shard, states)))
-        self._parts.nodes.publish({name: NodeDesired(engines, tuple(wanted)) for name, wanted in shards.items()})
+        self._parts.nodes.publish({name: NodeDesired(engines, tuple(wanted), *told.get(name, Told()))
+                                   for name, wanted in shards.items()})
 
     def _act(self, steps: Tuple[Step, ...]) -> Dict[str, Tuple[str, ...]]:
         """Write each step on its own; a row that changed meanwhile is left to the next turn.

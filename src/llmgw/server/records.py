@@ -15,6 +15,7 @@ from llmgw.server.store import Delete, Entry, Operation, Put, Store
 EPOCH = "epoch"               # of this leadership: grows with every start
 APPLIED = "config/applied"    # the configuration that is in force: {"sha256", "config"}
 LAST_ROUTES = "routes/last"   # the table as routers last got it
+PEER_SECRET = "peers/secret"  # {"secret"}: what nodes show to each other's gates is made of it
 RESTORED = "restored"         # a backup was put back: look first, act later
 NODES = "nodes/"              # NAME -> {"name", "first_seen", "draining", "address"}
 REPLICAS = "replicas/"        # ID -> REPLICA, its weights without chunks

@@ -1,6 +1,7 @@
 """What people and programs are shown, made of the last turn's snapshot."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, Mapping, Optional, Tuple
 
 from llmgw.decide.liveness import NodeLife
@@ -67,6 +68,18 @@ def replica_view(row: Replica, nodes: Mapping[str, NodeState], gauges: Optional[
     state, reason, message = _summary(row, shards, nodes)
     return ReplicaView(row.id, row.model.name, row.model.engine, row.engine_version, row.wish.value, state, reason,
                        message, row.created_at, shards, gauges)
+
+
+def without_logs(view: ReplicaView) -> ReplicaView:
+    """Return it for those who may look but not read logs: an engine's log can quote what it was asked."""
+    return replace(view, shards=tuple(_without_log(shard) for shard in view.shards))
+
+
+def _without_log(shard: ShardView) -> ShardView:
+    seen = shard.observed
+    if seen is None or seen.first_failure is None:
+        return shard
+    return replace(shard, observed=replace(seen, first_failure=replace(seen.first_failure, log_tail="")))
 
 
 def _summary(row: Replica, shards: Tuple[ShardView, ...],

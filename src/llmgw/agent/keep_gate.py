@@ -144,7 +144,8 @@ class GateKeeper:
             if shard is not None and seen.state in _OPEN and seen.port is not None:
                 key = hashlib.sha256(shard.key.reveal().encode()).hexdigest()
                 entries.append(GateEntry(shard.replica, key, shard.model.engine, seen.port, seen.incarnation))
-        return GateTable(self._host, self._port, tuple(entries), self._certificate)
+        return GateTable(self._host, self._port, tuple(entries), self._certificate, self._layout.root,
+                         desired.node.readers if desired else ())
 
     def _start(self) -> None:
         log_tail.rotate(self._layout.gate_log)

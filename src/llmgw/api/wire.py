@@ -70,8 +70,10 @@ NODE_OBSERVED = Record(
     heartbeat.NodeObserved, identity=NODE_IDENTITY, facts=NODE_FACTS, probed=flag, epoch=whole,
     generation=whole, engines=tuple_of(ENGINE_OBSERVED), weights=tuple_of(WEIGHTS_OBSERVED),
     shards=tuple_of(SHARD_OBSERVED), clock=number, stopping=flag)
-NODE_DESIRED = Record(heartbeat.NodeDesired, engines=tuple_of(ENGINE_WANTED),
-                      shards=tuple_of(SHARD_WANTED))
+PEER = Record(heartbeat.Peer, node=text, host=text, port=whole, key=secret, fingerprints=texts, tls_name=text)
+PEER_DOOR = Record(gate.PeerDoor, node=text, key_sha256=text)
+NODE_DESIRED = Record(heartbeat.NodeDesired, engines=tuple_of(ENGINE_WANTED), shards=tuple_of(SHARD_WANTED),
+                      peers=tuple_of(PEER), readers=tuple_of(PEER_DOOR))
 NODE_REQUEST = Record(heartbeat.NodeRequest, id=text, kind=text, args=text_map)
 HEARTBEAT_ANSWER = Record(
     heartbeat.HeartbeatAnswer, cluster=text, epoch=whole, generation=whole, call_again_seconds=number,
@@ -100,7 +102,6 @@ RENEWED = Record(join.Renewed, certificate=text, key=secret, renew_at=number, en
 
 GATE_ENTRY = Record(gate.GateEntry, replica=text, key_sha256=text, engine=text, port=whole,
                     incarnation=whole)
-PEER_DOOR = Record(gate.PeerDoor, node=text, key_sha256=text)
 GATE_TABLE = Record(gate.GateTable, host=text, port=whole, entries=tuple_of(GATE_ENTRY), certificate=text, root=text,
                     peers=tuple_of(PEER_DOOR))
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Mapping, Optional, Tuple
 
 from llmgw.domain.engine import EngineObserved, EngineWanted
+from llmgw.domain.gate import PeerDoor
 from llmgw.domain.model import WeightsObserved
 from llmgw.domain.node import NodeFacts, NodeIdentity
 from llmgw.domain.replica import ShardObserved, ShardWanted
+from llmgw.domain.secret import Secret
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,25 @@ class NodeObserved:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """Another node that has, or fetches, weights that this one wants; its gate gives them for the key."""
+
+    node: str
+    host: str
+    port: int
+    key: Secret
+    fingerprints: Tuple[str, ...]
+    tls_name: str = ""        # in the certificate of its gate; empty: it speaks plain HTTP, on loopback
+
+
+@dataclass(frozen=True)
 class NodeDesired:
     """The whole desired state of one node. What is not in here is not wanted."""
 
     engines: Tuple[EngineWanted, ...] = ()
     shards: Tuple[ShardWanted, ...] = ()
+    peers: Tuple[Peer, ...] = ()          # to be asked for weights, before the control plane
+    readers: Tuple[PeerDoor, ...] = ()    # nodes that may read blobs here
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ Most packages here are stand-ins of a few lines in an index on loopback; uv and 
 from __future__ import annotations
 
 import hashlib
+import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from types import SimpleNamespace
@@ -14,13 +17,15 @@ from types import SimpleNamespace
 import pytest
 
 from llmgw.agent import uv as uv_module
+from llmgw.agent.engine_user import EngineUser
+from llmgw.agent.layout import Layout
 from llmgw.agent.uv import from_node
 from llmgw.domain.cluster import AgentConfig
 from llmgw.domain.engine import Asset, EnginePhase, Tool
 from llmgw.domain.errors import DigestMismatch, DownloadFailed, EngineFailed, TryAgain, Unreachable
 from llmgw.domain.node import Gpu
 from llmgw.parse import lock
-from llmgw.system import download, files, installed, proc
+from llmgw.system import accounts, download, files, installed, proc
 from tests.fakes import python_fleet
 from tests.fakes.package_index import PackageIndex
 from tests.fakes.python_fleet import FACTS, Fleet, tiny_vllm
@@ -223,6 +228,33 @@ def test_stand_in_a_pth_file_that_nobody_expects_is_refused(fleet, node, index, 
     with pytest.raises(EngineFailed, match="a package brings lib/python3.12/site-packages/litellm_init.pth, which would run"):
         node.install(fleet.wanted(), Told())
     nothing_is_left(tmp_path / "n1")
+
+
+def test_stand_in_a_module_that_python_would_import_at_every_start_is_refused(fleet, node, index, tmp_path):
+    tiny_vllm(index, files={"sitecustomize/__init__.py": "import os\n"})
+    with pytest.raises(EngineFailed, match="a package brings lib/python3.12/site-packages/sitecustomize/__init__.py, which would run"):
+        node.install(fleet.wanted(), Told())
+    nothing_is_left(tmp_path / "n1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: needs root, which makes a user for the engines")
+def test_stand_in_nothing_of_a_package_has_run_when_it_is_refused(fleet, index, tmp_path):
+    """Not even by the compiling of what the engines' user cannot compile later."""
+    if not accounts.sees_others():
+        pytest.skip("NOT TESTED: this root may not look into the processes of others")
+    with tempfile.TemporaryDirectory(prefix="llmgw-open-") as place:
+        os.chmod(place, 0o755)
+        trace = pathlib.Path(place, "trace")
+        trace.mkdir()
+        trace.chmod(0o777)
+        tiny_vllm(index, files={"litellm_init.pth": f"import os; open({str(trace / 'ran')!r}, 'a').write('x')\n"})
+        layout = Layout(str(pathlib.Path(place, "n1")))
+        user = EngineUser(accounts.ENGINE_USER, layout, lambda *unused: None)
+        node = fleet.installer(pathlib.Path(place, "n1"), {"UV_DEFAULT_INDEX": index.url}, user=user)
+        with pytest.raises(EngineFailed, match="litellm_init.pth, which would run at every start of Python"):
+            node.install(fleet.wanted(), Told())
+        assert list(trace.iterdir()) == []
+        nothing_is_left(pathlib.Path(place, "n1"))
 
 
 @pytest.mark.parametrize("main, said", [

@@ -10,12 +10,15 @@ import pathlib
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
+from llmgw.agent.engine_user import UV_NUMBER
 from llmgw.agent.uv import MARKER
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
@@ -35,8 +38,11 @@ cluster: test
 engines:
   vllm: {version: 0.30.1, as_of: 2026-06-01, python: %s}
 """
-STEPS = ("tools-before-rename", "tools-python-unpacked", "python-made", "python-resolved", "python-agreed",
-         "python-installed", "python-checked", "python-before-rename", "python-after-rename")
+STEPS = ("tools-before-rename", "tools-python-unpacked", "tools-python-ours", "python-made", "python-resolved", "python-agreed",
+         "python-installed", "python-ours", "python-checked", "python-before-rename", "python-after-rename")
+# an agent of root, that may: engines and uv as somebody else; any other: as itself
+IS_OTHER = os.geteuid() == 0 and accounts.sees_others()
+USER = {"LLMGW_ENGINE_USER": accounts.ENGINE_USER} if IS_OTHER else {}
 
 
 class Agent:
@@ -73,6 +79,12 @@ class Agent:
 
     def list(self):
         return (self.folder / ".llmgw-packages.txt").read_text()
+
+    def owners(self):
+        """Whose the engines and the Pythons are, and how many of their folders others than the owner may write in."""
+        found = [path.lstat() for top in (self.data / "engines", *self.data.glob("tools/python-*"), *self.data.glob("tools/uv-0*"))
+                 for path in (top, *top.rglob("*"))]
+        return {seen.st_uid for seen in found}, sum(bool(stat.S_ISDIR(seen.st_mode) and seen.st_mode & 0o022) for seen in found)
 
     def runs(self):
         return subprocess.run([self.folder / "bin" / "python", "-m", "vllm.entrypoints.cli.main", "--version"],
@@ -155,9 +167,16 @@ def test_stand_in_two_nodes_end_with_the_same_list_each_from_its_own_resolution(
 def test_stand_in_an_agent_of_root_makes_what_the_engines_user_runs_and_may_not_change(open_site):
     if not accounts.sees_others():
         pytest.skip("NOT TESTED: this root may not look into the processes of others")
+    open_site.index.hold = threading.Event()
     agent = open_site.node("n1").start(LLMGW_ENGINE_USER=accounts.ENGINE_USER)
-    until(lambda: open_site.engine("n1").get("usable"), "n1 installs", 240)
+    until(lambda: any(path.endswith(".whl") for path in open_site.index.web.paths()), "uv fetches a file", 240)
     user = accounts.find(accounts.ENGINE_USER)
+    (uv,) = proc.marked(MARKER, str(agent.data))
+    ids = re.findall(r"^[UG]id:(.*)", pathlib.Path(f"/proc/{uv.pid}/status").read_text(), re.MULTILINE)
+    assert [set(line.split()) for line in ids] == [{str(user.uid)}, {str(accounts.private(user, UV_NUMBER).gid)}]
+    open_site.index.hold.set()
+    until(lambda: open_site.engine("n1").get("usable"), "n1 installs", 240)
+    assert agent.owners() == ({0}, 0)
     ask = ("import os, sys, tinydep, vllm, vllm.entrypoints.cli.main; print(os.getuid(), os.path.isfile(tinydep.__cached__), "
            "[place for place in sys.argv[1:] if os.access(place, os.W_OK)])")
     done = subprocess.run([agent.folder / "bin" / "python", "-c", ask, agent.folder, agent.folder / "bin", agent.data / "tools"],
@@ -187,16 +206,17 @@ def test_the_steps_at_which_agents_are_killed_are_all_that_there_are():
     assert found == {*STEPS, "wheels-one-more"}
 
 
-def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_and_does_not_run(site):
+def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_and_does_not_run(open_site):
+    site = open_site
     agent = site.node("n1")
     for step in STEPS:
-        agent.start(LLMGW_FAILPOINT=f"{step}:kill")
+        agent.start(LLMGW_FAILPOINT=f"{step}:kill", **USER)
         assert agent.process.wait(240) == -signal.SIGKILL, step
         assert not site.engine("n1").get("usable"), step
         assert not agent.folder.exists() or (step == "python-after-rename" and agent.runs()), step
-    agent.start()
+    agent.start(**USER)
     until(lambda: site.engine("n1").get("usable"), "n1 installs", 240)
-    assert agent.runs() and proc.marked(MARKER, str(agent.data)) == []
+    assert agent.runs() and proc.marked(MARKER, str(agent.data)) == [] and agent.owners() == ({os.geteuid()}, 0)
     fetched = [path for path in site.index.web.paths() if path.endswith(".whl")]
     assert len(fetched) == len(set(fetched)) == 2, "what came once is in the cache"
     left = [path.name for path in (agent.data / "engines" / "vllm").iterdir()]
@@ -240,7 +260,6 @@ def test_stand_in_a_node_without_any_internet_installs_what_was_pulled_into_the_
 
 
 def test_stand_in_an_agent_that_was_killed_leaves_no_uv_behind_that_writes_on(site):
-    import threading
     site.index.hold = threading.Event()
     agent = site.node("n1").start()
     until(lambda: any(path.endswith(".whl") for path in site.index.web.paths()), "uv fetches a file", 240)

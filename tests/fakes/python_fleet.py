@@ -54,10 +54,10 @@ class Fleet:
         self.as_of = as_of = as_of or self.as_of
         return self.locks.complete(EngineWanted("vllm", version, as_of=as_of, tools=self.tools, **more))
 
-    def installer(self, folder, given, node="n1", facts=FACTS, stopping=lambda: False):
+    def installer(self, folder, given, node="n1", facts=FACTS, stopping=lambda: False, user=None):
         folder.mkdir(exist_ok=True)
         return PythonInstaller(self, Layout(str(folder)), Processes(), SimpleNamespace(must_fit=lambda *unused: None),
-                               node, given, lambda: facts, stopping, self.known)
+                               node, given, lambda: facts, stopping, self.known, user)
 
     # what an installer uses of a ControlClient
 

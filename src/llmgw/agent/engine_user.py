@@ -3,6 +3,7 @@
     data_dir                          0710 root:llmgw-engine, so nobody else comes in
       state/ gate/                    0700 root
       engines/ models/ blobs/ tools/  0750 root:llmgw-engine: engines read them
+      tools/home tools/uv-cache       0770 root:a group that only uv is in, like all that uv makes until it is root's
       shards/ID/                      0710 root:a group that only this shard is in
         key work/                     0600, 0700 llmgw-engine; all else in there is root's, 0600
 """
@@ -20,6 +21,7 @@ from llmgw.system import accounts, files
 
 log = logging.getLogger(__name__)
 
+UV_NUMBER = 0                     # of its group; shards have those of their ports
 NOTE = "engine-user"
 BY_ROOT = "say engine_user: root in agent.yaml to run engines as root"
 
@@ -60,6 +62,11 @@ class EngineUser:
             return self.run_as()
         except LlmgwError:
             return None
+
+    def of_uv(self) -> Optional[RunAs]:
+        """Return whom uv runs as: the same user in a group that no shard is in, so none reaches what it makes."""
+        user = self.run_as()
+        return accounts.private(user, UV_NUMBER) if user is not None else None
 
     def of_shard(self, folder: str, port: int) -> Optional[RunAs]:
         """Return whom a shard runs as, and open its folder to it and to no other shard."""

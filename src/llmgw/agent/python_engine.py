@@ -86,7 +86,8 @@ class PythonInstaller:
         files.remove(scratch)
         label = f"{item.name} {item.version}"
         try:
-            runner = Uv(self._tools.uv(item, facts.arch, report), self._layout, self._given, label, self._stopping)
+            runner = Uv(self._tools.uv(item, facts.arch, report), self._layout, self._given, label, self._stopping,
+                        self._user.of_uv() if self._user else None)
             base = self._tools.python(item, facts.arch, runner, report)
             made = self._build(item, recipe, runner, base, scratch, report)
         except follow.Stopped as error:
@@ -116,10 +117,12 @@ class PythonInstaller:
         failpoint.reach("python-agreed")
         wheels = python_wheels.chosen(item, pins)
         folder = self._wheels.bring(item, wheels, report) if wheels else ""
-        # whoever may not write there cannot keep what Python compiles, and would compile it at every start
-        compiled = self._user is not None and self._user.is_other
-        runner.install(listed, python, _progress(runner.label, len(pins), recipe, report), folder, compiled)
+        runner.install(listed, python, _progress(runner.label, len(pins), recipe, report), folder)
         failpoint.reach("python-installed")
+        runner.compile(base, os.path.join(scratch, "lib", os.path.basename(base), "site-packages"))
+        runner.take_back(scratch)
+        failpoint.reach("python-ours")
+        files.write_atomic(listed, lock.write(pins).encode("ascii"), mode=0o644)      # uv could write there
         report(EnginePhase.CHECKING, f"checking that {runner.label} runs here")
         check_environment(runner.label, scratch, os.path.dirname(os.path.dirname(base)), recipe.pth)
         found = Installed(item.name, item.version, PROGRAM, "", archive=f"{len(pins)} packages as of {item.as_of}",

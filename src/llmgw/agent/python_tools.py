@@ -16,7 +16,7 @@ from llmgw.domain.engine import PYTHON, UV, Asset, EnginePhase, EngineWanted, To
 from llmgw.domain.errors import CommandFailed, EngineFailed, LlmgwError, TryAgain
 from llmgw.domain.names import file_name
 from llmgw.engines import recipes
-from llmgw.system import download, failpoint, files
+from llmgw.system import download, failpoint, files, lent
 from llmgw.system.process import Processes
 from llmgw.system.unpack import budget, unpack
 
@@ -67,7 +67,7 @@ class PythonTools:
         folder, patch = self._folder(tool), tool.version.partition("+")[0]
         name = f"cpython-{patch}-linux-{recipes.machine(arch)}-gnu"
         program = os.path.join(folder, name, "bin", f"python{patch.rpartition('.')[0]}")
-        if self._says(program) == f"Python {patch}":
+        if not lent.is_lent(folder) and self._says(program) == f"Python {patch}":
             return program
         asset = self._asset(item, tool, recipes.python_archives(tool.version, arch), report)
         self._fetch(tool, asset, report)
@@ -77,10 +77,13 @@ class PythonTools:
         files.remove(archive)
         with files.storing("link", archive):      # uv wants a name that tells what it is
             os.link(self._layout.blob(asset.sha256), archive)
-        files.write_json(listing, {name: _entry(patch, recipes.machine(arch), tool.version, archive, asset.sha256)})
+        files.write_json(listing, {name: _entry(patch, recipes.machine(arch), tool.version, archive, asset.sha256)},
+                         mode=0o644)
         report(EnginePhase.UNPACKING, f"unpacking {asset.name}")
         uv.install_python(listing, patch, folder, lambda line: None)
         failpoint.reach("tools-python-unpacked")
+        uv.take_back(folder)
+        failpoint.reach("tools-python-ours")
         if self._says(program) != f"Python {patch}":
             raise EngineFailed(f"{asset.name}: its Python does not run here: {self._why_not(program)}",
                                hint="is this system's C library glibc, of at least 2.17?")

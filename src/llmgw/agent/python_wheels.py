@@ -50,7 +50,7 @@ class Wheels:
 
     def bring(self, item: EngineWanted, assets: Tuple[Asset, ...], report: Report) -> str:
         """Return the folder that holds them all, verified."""
-        files.make_dir(self.folder)
+        files.make_dir(self.folder, 0o755)
         label, total, done = f"{item.name} {item.version}", sum(asset.size_bytes for asset in assets), 0
         for asset in assets:
             target = os.path.join(self.folder, os.path.basename(asset.name))

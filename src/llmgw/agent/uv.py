@@ -1,23 +1,30 @@
-"""uv, run with nothing of the user's: its own cache, Pythons and home; index and proxy as this node is told."""
+"""uv, run with nothing of the user's: its own cache, Pythons and home; index and proxy as this node is told.
+
+Where the agent is root, uv runs as the engines' user. It writes only into folders
+that were lent to it (see system/lent.py), and what it made is taken back before it
+is used: neither uv nor an engine can change it then.
+"""
 from __future__ import annotations
 
 import os
-from typing import Callable, Dict, Mapping, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from llmgw.agent.layout import Layout
 from llmgw.domain.cluster import AgentConfig
-from llmgw.domain.command import Command, Outcome
+from llmgw.domain.command import Command, Outcome, RunAs
 from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, Unreachable
 from llmgw.parse import lock, uv_output
 from llmgw.parse.lock import Pins
 from llmgw.parse.uv_output import Trouble
-from llmgw.system import files, follow, spawn
+from llmgw.system import files, follow, lent, spawn
 
 MARKER = "LLMGW_INSTALL_MARK"     # =the agent's data folder: what an agent that was killed left running is found by it
 QUICK_SECONDS = 300.0
 RESOLVE_SECONDS = 1800.0
+COMPILE_SECONDS = 3600.0
 INSTALL_SECONDS = 6 * 3600.0      # some gigabytes over a slow line; what stands still ends by uv's own timeout
 MAX_LIST_BYTES = 8 << 20
+_CERTIFICATES = "SSL_CERT_FILE"
 # What a node's administrator sets for uv and its like, and nothing else of the environment.
 GIVEN = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INSECURE_HOST", "UV_NATIVE_TLS",
          "UV_SYSTEM_CERTS", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES", "UV_CONCURRENT_DOWNLOADS", "SSL_CERT_FILE",
@@ -41,57 +48,93 @@ def from_node(config: AgentConfig, environ: Mapping[str, str]) -> Dict[str, str]
 
 
 class Uv:
-    """``given`` (see ``from_node``) may hold a login and is shown to nobody. ``label`` names the engine."""
+    """``given`` (see ``from_node``) may hold a login and is shown to nobody. ``label`` names the engine.
+
+    ``run_as`` None: as we do.
+    """
 
     def __init__(self, program: str, layout: Layout, given: Mapping[str, str], label: str,
-                 stopping: Callable[[], bool]) -> None:
-        self._program, self._layout, self._given, self.label, self._stopping = program, layout, given, label, stopping
+                 stopping: Callable[[], bool], run_as: Optional[RunAs] = None) -> None:
+        self._program, self._layout, self.label, self._stopping = program, layout, label, stopping
+        self._run_as, self._given = run_as, dict(given)
+        self._home = os.path.join(layout.tools, "home")
+        self._lend(self._home)
+        if run_as is None:
+            return
+        lent.lend(layout.uv_cache, run_as, keep=True)
+        trusted = files.read_bytes(given[_CERTIFICATES]) if given.get(_CERTIFICATES) else None
+        if trusted:                               # it may lie where only root can read it
+            self._given[_CERTIFICATES] = os.path.join(self._home, "certificates.pem")
+            files.write_atomic(self._given[_CERTIFICATES], trusted, mode=0o644)
+
+    def _lend(self, folder: str) -> None:
+        if self._run_as is not None:
+            lent.lend(folder, self._run_as)
+        elif folder == self._home:
+            files.make_dir(folder)
+
+    def take_back(self, folder: str) -> None:
+        """Make what uv made in ``folder`` ours, so that nobody else can change it."""
+        if self._run_as is not None:
+            lent.take_back(folder, self._run_as)
 
     def install_python(self, listing: str, version: str, folder: str, line: Line) -> None:
         """Unpack the Python of a one-entry downloads list (a file) below ``folder``."""
+        self._lend(folder)
         self._run(("python", "install", version, "--no-bin"), line, QUICK_SECONDS, "bringing its Python",
                   UV_PYTHON_DOWNLOADS_JSON_URL=listing, UV_PYTHON_INSTALL_DIR=folder, UV_PYTHON_DOWNLOADS="manual")
 
     def make_environment(self, python: str, folder: str) -> None:
         """Make an empty environment that may be moved."""
+        self._lend(folder)
         self._run(("venv", "--relocatable", "--no-project", "--python", python, folder), _nothing, QUICK_SECONDS,
                   "making its environment")
 
     def resolve(self, requirements: Sequence[str], python: str, platform: str, as_of: str) -> Pins:
         """Return the packages that ``requirements`` need, as the index had them at ``as_of``."""
-        wanted, found = os.path.join(self._layout.tools, "wanted.in"), os.path.join(self._layout.tools, "found.txt")
+        wanted, found = os.path.join(self._home, "wanted.in"), os.path.join(self._home, "found.txt")
         files.remove(found)                       # uv would keep to what stands in it
-        files.write_atomic(wanted, ("\n".join(requirements) + "\n").encode("ascii"))
+        files.write_atomic(wanted, ("\n".join(requirements) + "\n").encode("ascii"), mode=0o644)
         self._run(("pip", "compile", "--generate-hashes", "--only-binary", ":all:", "--exclude-newer", as_of,
                    "--python", python, "--python-version", "3.12", "--python-platform", platform, "--no-header",
                    "--no-annotate", "--output-file", found, wanted), _nothing, RESOLVE_SECONDS,
                   "resolving its packages", as_of)
-        text = files.read_bytes(found, MAX_LIST_BYTES) or b""
+        text = files.read_regular(found, MAX_LIST_BYTES) or b""
         return lock.read(text.decode("utf-8", "replace"), f"what uv found for {self.label}")
 
-    def install(self, listed: str, python: str, line: Line, wheels: str = "", compiled: bool = False) -> None:
+    def install(self, listed: str, python: str, line: Line, wheels: str = "") -> None:
         """Install exactly the list in the file ``listed`` into the environment of ``python``.
 
         From the folder ``wheels`` and nowhere else, when there is one; else from the index.
         """
         source: Tuple[str, ...] = ("--no-index", "--offline", "--find-links", wheels) if wheels else ()
-        source += ("--compile-bytecode",) if compiled else ()
         self._run(("pip", "install", "--require-hashes", "--only-binary", ":all:", "--no-deps", *source,
                    "--python", python, "--requirements", listed), line, INSTALL_SECONDS, "installing its packages")
+
+    def compile(self, python: str, folder: str) -> None:
+        """Compile the packages in ``folder`` where engines may not write: else each start would do it again.
+
+        By ``python`` -S, which runs nothing of them: uv's own --compile-bytecode runs their .pth files.
+        What cannot be compiled is left as it is, as when it is imported.
+        """
+        if self._run_as is not None:
+            follow.follow(
+                Command((python, "-I", "-S", "-m", "compileall", "-qq", "-j", "0", folder), env=self._env(),
+                        cwd=self._layout.tools, run_as=self._run_as),
+                (MARKER, self._layout.root), seconds=COMPILE_SECONDS, line=_nothing, stopping=self._stopping)
 
     def _run(self, words: Sequence[str], line: Line, seconds: float, what: str, as_of: str = "",
              **more: str) -> Outcome:
         outcome = follow.follow(
             Command((self._program, *words), env={**self._env(), **more}, secret_env=self._given,
-                    cwd=self._layout.tools),
+                    cwd=self._layout.tools, run_as=self._run_as),
             (MARKER, self._layout.root), seconds=seconds, line=line, stopping=self._stopping)
         if outcome.code != 0:
             raise self._error(what, uv_output.problem(outcome.err + "\n" + outcome.out), as_of)
         return outcome
 
     def _env(self) -> Dict[str, str]:
-        home = files.make_dir(os.path.join(self._layout.tools, "home"))
-        return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LC_ALL": "C.UTF-8", "NO_COLOR": "1",
+        return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self._home, "LC_ALL": "C.UTF-8", "NO_COLOR": "1",
                 "UV_NO_CONFIG": "1", "UV_NO_ENV_FILE": "1", "UV_NO_PROGRESS": "1", "UV_KEYRING_PROVIDER": "disabled",
                 "UV_CACHE_DIR": self._layout.uv_cache, "UV_PYTHON_DOWNLOADS": "never"}
 

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from typing import Any, Iterator, Optional
 
 from llmgw.domain.errors import AlreadyRunning, DiskFull, LlmgwError, StorageError
@@ -115,6 +116,22 @@ def read_bytes(path: str, limit: int = 64 << 20) -> Optional[bytes]:
     return data
 
 
+def read_regular(path: str, limit: int = 64 << 20) -> Optional[bytes]:
+    """``read_bytes`` of a file in a folder where somebody else may write: links and pipes are refused."""
+    with storing("read", path):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(handle, "rb") as source:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise StorageError(f"{path}: not a file")
+            data = source.read(limit + 1)
+    if len(data) > limit:
+        raise StorageError(f"{path}: larger than {limit} bytes")
+    return data
+
+
 def remove(path: str) -> None:
     """Remove a file or a whole folder; what is not there is removed already."""
     with storing("remove", path):
@@ -130,15 +147,15 @@ def remove(path: str) -> None:
 def free_bytes(path: str) -> int:
     """Return what an ordinary user may still write to the filesystem of ``path``."""
     with storing("look at the filesystem of", path):
-        stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
+        seen = os.statvfs(path)
+    return seen.f_bavail * seen.f_frsize
 
 
 def total_bytes(path: str) -> int:
     """Return the size of the filesystem of ``path``."""
     with storing("look at the filesystem of", path):
-        stat = os.statvfs(path)
-    return stat.f_blocks * stat.f_frsize
+        seen = os.statvfs(path)
+    return seen.f_blocks * seen.f_frsize
 
 
 def check_space(folder: str, needed_bytes: int, kept_bytes: int) -> None:

@@ -101,6 +101,15 @@ def nothing_of_ours_survives(tmp_path_factory):
     assert not left, f"programs of this run that nobody ended: {', '.join(left)}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_log_of_ours_shows_a_secret(tmp_path_factory):
+    """Search, after everything, what the programs of this run wrote for the tokens, keys and join strings of its tests."""
+    yield
+    from tests import canaries
+    shown = canaries.search(tmp_path_factory.getbasetemp())
+    assert not shown, "secrets where none may be:\n" + "\n".join(shown)
+
+
 def _environment(entry):
     try:
         return (entry / "environ").read_bytes()

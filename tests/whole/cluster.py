@@ -127,6 +127,9 @@ class Cluster:
         done = subprocess.run([sys.executable, "-I", self.pyz, "ctl", *map(str, words), "--server", self.server["url"],
                                "--token-file", str(self.token("admin"))], env=self.env, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        if words[1:2] != ("create",):               # what makes a secret prints it; the others are searched for it
+            with open(self.folder / "ctl.out", "a", encoding="utf-8") as log:
+                log.write(done.stdout + done.stderr)
         assert not ok or done.returncode == 0, f"ctl {' '.join(map(str, words))}: {done.stderr}"
         return done.stdout if ok else done
 
@@ -165,6 +168,7 @@ class Cluster:
         return processes_of(self.folder)
 
     def close(self):
+        (self.folder / "words.argv").write_text("\n".join(self.left().values()), encoding="utf-8")   # searched for secrets
         for name in list(self.children):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop(name, 20.0)

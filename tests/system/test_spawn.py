@@ -75,6 +75,17 @@ def test_a_program_that_cannot_start_is_an_error_of_ours(marker, tmp_path):
         spawn.start(Command(("/no/such",)), marker, str(tmp_path / "log"))
 
 
+def test_a_program_is_known_from_the_moment_that_its_start_returns(marker, tmp_path):
+    for number in range(40):              # the kernel shows the environment of a new program a little after its exec
+        mine = (marker[0], f"{marker[1]}-{number}")
+        identity = spawn.start(Command(("/bin/sleep", "60"), env={"PATH": "/usr/bin:/bin"}), mine, str(tmp_path / "log"))
+        try:
+            assert spawn.alive(identity) and spawn.find(mine) == identity
+        finally:
+            assert spawn.stop(mine, grace_seconds=5.0) == []
+            spawn.forget(identity.pid)
+
+
 def test_identity_is_the_pid_its_start_the_boot_and_the_marker_together(marker, tmp_path):
     identity = run(marker, tmp_path, SLEEPS)
     wait_for(lambda: is_up(tmp_path))

@@ -19,6 +19,7 @@ from llmgw.system.files import storing
 from llmgw.system.process import cannot_run, identity
 
 Marker = Tuple[str, str]          # (name, value) of an environment variable
+SHOWN_SECONDS = 10.0
 ENDING_SECONDS = 2.0              # from the end of a program's first thread to that of its last
 
 
@@ -61,8 +62,17 @@ def start(command: Command, marker: Marker, log_path: str) -> Identity:
     with _lock:
         _children[child.pid] = child
     failpoint.reach("spawn-after-exec")
+    _wait_until_shown(child, marker)
     seen = proc.stat(child.pid)
     return Identity(proc.boot_id(), child.pid, seen.start if seen else 0, *marker)
+
+
+def _wait_until_shown(child: subprocess.Popen, marker: Marker) -> None:
+    """Popen returns when the exec can no longer fail, a little before the kernel shows the new environment."""
+    deadline = time.monotonic() + SHOWN_SECONDS
+    while (proc.environ(child.pid).get(marker[0]) != marker[1] and child.poll() is None
+           and time.monotonic() < deadline):
+        time.sleep(0.001)
 
 
 def find(marker: Marker) -> Optional[Identity]:

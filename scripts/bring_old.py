@@ -1,12 +1,16 @@
 """Bring a llama-server for old systems: built once inside a Debian 11 tree (glibc 2.31), kept in the cache folder.
 
-    python scripts/bring_old.py     NAME=PATH on stdout
+    python scripts/bring_old.py [--here-too]    NAME=PATH on stdout
+
+`--here-too`: where no llama-server was brought yet, this one is also this machine's own (it runs on newer systems),
+and nothing is built twice.
 """
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from typing import Dict, List
 
@@ -55,6 +59,27 @@ def build_old(path: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
+def here_too(old: Archive) -> None:
+    """Let that program be what bring.llama_server() returns, when there is none yet."""
+    path = bring.cache_dir() / f"llama-{RELEASE}" / "llama-server"
+    if not bring.is_whole(path):
+        bring.locked(path, lambda target: take_out(old, target))
+
+
+def take_out(old: Archive, path: Path) -> None:
+    scratch = path.with_name("llama-server.tmp")
+    with tarfile.open(old.path) as archive:
+        for name, target in (("llama-server", scratch), ("LICENSE", path.with_name("LICENSE"))):
+            source = archive.extractfile(f"llama-{RELEASE}/{name}")
+            if source is None:
+                raise CannotBring(f"{old.path} holds no {name}: remove it, and run this again")
+            with source, open(target, "wb") as file:
+                shutil.copyfileobj(source, file)
+    scratch.chmod(0o755)
+    bring.must_be_release(scratch)
+    bring.give_name(scratch, path)
+
+
 def enter(root: Path, words: List[str], what: str) -> None:
     """Run a program in the tree, with the network of this machine; its mounts end with it."""
     for name in ("resolv.conf", "hosts"):
@@ -69,9 +94,22 @@ def enter(root: Path, words: List[str], what: str) -> None:
               environment, why="the tree needs a Debian mirror, and a machine where root may mount")
 
 
-if __name__ == "__main__":
+def main(words: List[str]) -> int:
+    if words not in ([], ["--here-too"]):
+        print("usage: bring_old.py [--here-too]", file=sys.stderr)
+        return 2
     try:
-        print(f"old={old_archive().path}")
+        old = old_archive()
+        print(f"old={old.path}", flush=True)
+        if words:
+            here_too(old)
     except CannotBring as error:
         print(f"bring_old: {error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

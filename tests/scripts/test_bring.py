@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_script
 
 SCRIPT = ROOT / "scripts" / "bring.py"
 
@@ -159,3 +159,18 @@ def test_an_unknown_word_is_a_usage_error():
     outcome = subprocess.run([sys.executable, str(SCRIPT), "everything"], capture_output=True, text=True,
                              timeout=60, check=False)
     assert outcome.returncode == 2 and "usage:" in outcome.stderr
+
+
+def test_what_was_built_for_old_systems_is_this_machines_own_too_when_it_has_none(bring, cache, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    old = load_script(ROOT / "scripts" / "bring_old.py")
+    says_it = b"#!/bin/sh\necho 'version: build 10991 (b10991)' >&2\n"
+    folder = cache / "llama-b10991-bullseye"
+    brought(bring, folder / "llama-server", says_it).chmod(0o755)
+    (folder / "LICENSE").write_text("MIT")
+    path = folder / f"llama-b10991-bin-ubuntu-{bring.asset_arch()}.tar.gz"
+    bring.pack_archive(path)
+    assert old.main(["--here-too"]) == 0
+    assert bring.llama_server().read_bytes() == says_it and os.access(bring.llama_server(), os.X_OK)
+    brought(bring, cache / "llama-b10991" / "llama-server", b"its own")
+    assert old.main(["--here-too"]) == 0 and bring.llama_server().read_bytes() == b"its own"

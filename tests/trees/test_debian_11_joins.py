@@ -10,7 +10,6 @@ import subprocess
 
 import pytest
 
-from tests.conftest import ROOT, load_script
 from tests.trees.conftest import Site
 from tests.whole.cluster import MODEL, SERVER_YAML, free_block, until
 
@@ -82,19 +81,13 @@ def test_the_line_as_printed_ends_in_a_node_that_is_ready(joined, tree):
     assert secret not in joined.log("node").read_text() and json.loads(held.read_text())["token"] not in joined.logs()
 
 
-def test_it_serves_the_real_model_through_the_router(joined, gemma):
+def test_it_serves_the_real_model_through_the_router(joined, bring, gemma):
     """With a llama-server that was built on Debian 11: scripts/bring_old.py makes it, once."""
-    import sys
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        old = load_script(ROOT / "scripts" / "bring_old.py")
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    path = old.bring.cache_dir() / f"llama-{old.RELEASE}-{SUITE}" / f"llama-{old.RELEASE}-bin-ubuntu-{old.bring.asset_arch()}.tar.gz"
-    if not old.bring.is_whole(path):
+    folder = bring.cache_dir() / f"llama-{bring.RELEASE}-{SUITE}"
+    path = folder / f"llama-{bring.RELEASE}-bin-ubuntu-{bring.asset_arch()}.tar.gz"
+    if not bring.is_whole(path):
         pytest.skip("NOT TESTED: no llama-server for Debian 11 was built here yet: python scripts/bring_old.py (ten minutes)")
-    archive = old.old_archive()
-    joined.ctl("mirror", "import-engine", archive.path, "--sha256", archive.sha256)
+    joined.ctl("mirror", "import-engine", path, "--sha256", bring.sha256_of(path))
     joined.ctl("mirror", "import", gemma, "--name", MODEL)
     joined.start("router", "router", "--server", joined.server["url"], "--token-file", joined.token("router"), "--ca-file",
                  joined.server["ca_file"], "--listen", "127.0.0.1:0", "--data-dir", joined.dir("router"))

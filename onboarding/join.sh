@@ -1,7 +1,9 @@
 #!/bin/sh
 # Install llmgw on this machine as a service, and let it join a cluster. Run again: upgrade, or nothing to do.
 #
-#   LLMGW_SERVER=https://HOST:7800 LLMGW_JOIN=... LLMGW_SHA256=... sh join.sh [agent|router|server] [--dry-run]
+#   LLMGW_SERVER=https://HOST:7800 LLMGW_JOIN=... LLMGW_SHA256=... sh join.sh [agent|router|server] [--dry-run] [--no-python]
+#
+# Where no Python will do, uv brings one below LLMGW_PREFIX; with --no-python the package to install is named instead.
 #
 #   LLMGW_SHA256       the hash that llmgw.pyz must have (64 hex digits): always needed
 #   LLMGW_SERVER       the control plane (agent, router)
@@ -10,6 +12,8 @@
 #   LLMGW_KEY_PIN      base64 sha256 of the public key of that server, for curl --pinnedpubkey
 #   LLMGW_FILE         an llmgw.pyz that is here already (no network)
 #   LLMGW_PYTHON       the Python to use (without: the first that has all that is needed)
+#   LLMGW_UV_URL, LLMGW_UV_SHA256   another archive of uv and its hash (without: the release on GitHub that is named below)
+#   UV_PYTHON_INSTALL_MIRROR   where uv loads the Python from (without: GitHub); other settings of uv are its own, too
 #   LLMGW_CONFIG       server.yaml of a server (without: /etc/llmgw/server.yaml, made when it is missing)
 #   LLMGW_LISTEN       where a router listens (without: 0.0.0.0:7801)
 #   LLMGW_PREFIX       where the program lies (without: /opt/llmgw)
@@ -20,6 +24,11 @@
 # Exit codes: 0 done, 64 usage, 65 wrong hash, 66 a file is missing, 69 no Python or no download,
 #             70 llmgw does not run here, 75 started, but the control plane does not know it yet, 77 not root.
 set -eu
+
+# uv's static build, and what sha256sum says of it.
+uv_version=0.12.9
+uv_sha256_x86_64=aa4b1f8770910f7c7c543c7acc980e4270e52e70750c996acef813ea1c7c2912
+uv_sha256_aarch64=7eb9bf48516448c9db6a9e436d8e747ac9c8a9cac74717160a29918249b080a6
 
 say() { printf 'join.sh: %s\n' "$*" >&2; }
 
@@ -42,14 +51,15 @@ doing() {
 }
 
 read_words() {
-    role=agent dry='' print_unit=''
+    role=agent dry='' print_unit='' no_python=''
     for word in "$@"; do
         case $word in
             agent | router | server) role=$word ;;
             --dry-run) dry=1 ;;
             --print-unit) print_unit=1 ;;
+            --no-python) no_python=1 ;;
             -h | --help) sed -n '2,/^set -eu/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-            *) fail 64 "unknown word: $word (agent, router, server, --dry-run)" ;;
+            *) fail 64 "unknown word: $word (agent, router, server, --dry-run, --no-python)" ;;
         esac
     done
     prefix=${LLMGW_PREFIX:-/opt/llmgw} etc=${LLMGW_ETC:-/etc/llmgw} state=${LLMGW_STATE:-/var/lib/llmgw}
@@ -90,8 +100,30 @@ hash_is_missing() {
 }
 
 find_python() {
+    if look_for_python; then
+        return
+    fi
+    say "no Python 3.9 or newer that has all that is needed${faults:-: none is installed}"
+    if [ -z "$no_python" ] && [ -z "${LLMGW_PYTHON:-}" ]; then
+        bring_python
+        return
+    fi
+    # shellcheck source=/dev/null
+    . /etc/os-release 2>/dev/null || true
+    case " ${ID:-} ${ID_LIKE:-} " in
+        *debian* | *ubuntu*) try "apt-get install -y python3" ;;
+        *rhel* | *fedora* | *centos*) try "dnf install -y python3.11" ;;
+        *suse*) try "zypper install python311" ;;
+        *alpine*) try "apk add python3" ;;
+        *) try "install python3, or name one with LLMGW_PYTHON" ;;
+    esac
+    exit 69
+}
+
+look_for_python() {
     faults=''
-    for python in ${LLMGW_PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /usr/libexec/platform-python}; do
+    for python in ${LLMGW_PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /usr/libexec/platform-python} \
+        "$prefix"/python/cpython-*/bin/python3; do
         path=$(command -v "$python" 2>/dev/null) || continue
         if fault=$("$path" -I -c '
 import sys
@@ -107,42 +139,72 @@ if missing:
     sys.exit("lacks " + " ".join(missing))
 ' 2>&1); then
             python=$path
-            return
+            return 0
         fi
         faults="$faults
   $path: $fault"
     done
-    say "no Python 3.9 or newer that has all that is needed${faults:-: none is installed}"
-    # shellcheck source=/dev/null
-    . /etc/os-release 2>/dev/null || true
-    case " ${ID:-} ${ID_LIKE:-} " in
-        *debian* | *ubuntu*) try "apt-get install -y python3" ;;
-        *rhel* | *fedora* | *centos*) try "dnf install -y python3.11" ;;
-        *suse*) try "zypper install python311" ;;
-        *alpine*) try "apk add python3" ;;
-        *) try "install python3, or name one with LLMGW_PYTHON" ;;
+    return 1
+}
+
+bring_python() {
+    # uv's hash stands in this file, those of the Pythons in uv.
+    machine=$(uname -m)
+    case $machine in
+        x86_64) expected=$uv_sha256_x86_64 ;;
+        aarch64 | arm64) machine=aarch64 expected=$uv_sha256_aarch64 ;;
+        *) fail 69 "and none is brought for $machine: install python3, or name one with LLMGW_PYTHON" ;;
     esac
-    exit 69
+    expected=${LLMGW_UV_SHA256:-$expected}
+    name=uv-$machine-unknown-linux-musl
+    url=${LLMGW_UV_URL:-https://github.com/astral-sh/uv/releases/download/$uv_version/$name.tar.gz}
+    if [ -n "$dry" ]; then
+        doing load "$url", compare its sha256 with "$expected", and let it install a Python 3.12 in "$prefix/python"
+        python=$prefix/python/cpython-3.12/bin/python3
+        return
+    fi
+    say "uv brings a Python 3.12 (--no-python: it does not)"
+    python=''
+    work=$(mktemp -d "${TMPDIR:-/tmp}/llmgw-uv.XXXXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    trap 'exit 130' INT TERM
+    load "$url" "$work/uv.tar.gz" || fail 69 "cannot load $url"
+    found=$(hash_of "$work/uv.tar.gz")
+    [ "$found" = "$expected" ] || fail 65 "$url has the sha256 $found, expected $expected; nothing was installed"
+    tar -xzf "$work/uv.tar.gz" -C "$work" || fail 69 "cannot unpack $url"
+    (umask 022 && HOME=$work UV_CACHE_DIR=$work/cache UV_NO_CONFIG=1 UV_PYTHON_INSTALL_DIR=$prefix/python \
+        "$work/$name/uv" python install --no-bin --quiet 3.12 >&2) || {
+        rm -rf "${prefix:?}/python"
+        rmdir "$prefix" 2>/dev/null || true
+        fail 69 "uv could not bring a Python: install python3, or name one with LLMGW_PYTHON"
+    }
+    rm -rf "$work"
+    trap - EXIT
+    look_for_python || fail 69 "the Python that uv brought does not run here:$faults"
 }
 
 hash_of() {
     if command -v sha256sum >/dev/null 2>&1; then
         sha256sum "$1" | cut -c1-64
+    elif [ -z "$python" ]; then
+        fail 69 "there is no sha256sum here to check $1 with"
     else
         "$python" -I -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$1"
     fi
 }
 
 load() {
-    # Load a file, with whichever tool there is.
+    # load URL FILE [KEY_PIN], with whichever tool there is.
     if command -v curl >/dev/null 2>&1; then
-        if [ -n "${LLMGW_KEY_PIN:-}" ]; then
-            curl -fsS --retry 3 -k --pinnedpubkey "sha256//$LLMGW_KEY_PIN" -o "$2" "$1"
+        if [ -n "${3:-}" ]; then
+            curl -fsS --retry 3 -k --pinnedpubkey "sha256//$3" -o "$2" "$1"
         else
             curl -fsS --retry 3 -L -o "$2" "$1"
         fi
     elif command -v wget >/dev/null 2>&1; then
         wget -q -O "$2" "$1"
+    elif [ -z "$python" ]; then
+        fail 69 "there is neither curl nor wget here to load $1 with"
     else
         "$python" -I -c 'import shutil, sys, urllib.request
 with urllib.request.urlopen(sys.argv[1], timeout=60) as source, open(sys.argv[2], "wb") as out:
@@ -174,7 +236,7 @@ bring() {
     if [ -n "${LLMGW_FILE:-}" ]; then
         cp "$LLMGW_FILE" "$scratch"
     else
-        load "$url" "$scratch" || fail 69 "cannot load $url"
+        load "$url" "$scratch" "${LLMGW_KEY_PIN:-}" || fail 69 "cannot load $url"
     fi
     found=$(hash_of "$scratch")
     [ "$found" = "$sha256" ] || fail 65 "$url has the sha256 $found, expected $sha256; nothing was installed"

@@ -68,6 +68,7 @@ end_program() {
     for path in "$prefix"/llmgw.pyz "$prefix"/llmgw-????????????.pyz; do
         if [ -e "$path" ] || [ -h "$path" ]; then doing rm -f "$path"; fi
     done
+    if [ -d "$prefix/python" ]; then doing rm -rf "${prefix:?}/python"; fi      # which join.sh brought
     for folder in "$prefix" "$etc" "$state"; do
         if [ -d "$folder" ]; then doing rmdir "$folder" 2>/dev/null || true; fi
     done

@@ -5,12 +5,14 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import threading
+from urllib.parse import quote
 
 import pytest
 
@@ -93,9 +95,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
 def served(folder):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+    return listening(functools.partial(Quiet, directory=str(folder)))
+
+
+@contextlib.contextmanager
+def listening(handler):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -126,6 +132,80 @@ def test_a_stand_in_is_loaded_checked_installed_and_started_and_again_nothing_ha
     machine.offer(2)
     assert machine.run().returncode == 0 and "systemctl restart llmgw-agent.service" in machine.calls()
     assert os.readlink(machine.prefix / "llmgw.pyz").endswith(f"{machine.hash[:12]}.pyz")
+
+
+TOOLS = ("cat", "cut", "tr", "uname", "id", "sed", "mktemp", "cp", "chmod", "mv", "mkdir", "dirname", "grep", "ln", "readlink", "rm",
+         "rmdir", "basename", "sha256sum", "sleep")
+
+
+def only(machine, *more):
+    """Return a PATH that leads to few tools and to no Python."""
+    folder = machine.folder / "few"
+    folder.mkdir()
+    for tool in (*TOOLS, *more):
+        os.symlink(shutil.which(tool), folder / tool)
+    return f"{machine.bin}:{folder}"
+
+
+def test_where_there_is_no_python_uv_brings_one(machine, uv_archive, python_archive):
+    """The real uv and a real Python, from this machine instead of from GitHub."""
+    version, python = python_archive
+    patch, _, build = version.partition("+")
+    major, minor, micro = (int(part) for part in patch.split("."))
+    family = python.name.split("-")[2]
+    shutil.copy(uv_archive.path, machine.web)
+    listing = machine.folder / "pythons.json"
+    listing.write_text(json.dumps({f"cpython-{patch}-linux-{family}-gnu": {
+        "name": "cpython", "arch": {"family": family, "variant": None}, "os": "linux", "libc": "gnu", "major": major, "minor": minor,
+        "patch": micro, "prerelease": "", "url": f"file://{quote(str(python.path))}", "sha256": python.sha256, "variant": None,
+        "build": build}}))
+    path = only(machine, "tar", "gzip", "curl")
+    with served(machine.web) as url:
+        told = {"PATH": path, "LLMGW_PYTHON": "", "LLMGW_UV_URL": f"{url}/{uv_archive.name}", "no_proxy": "127.0.0.1",
+                "LLMGW_UV_SHA256": uv_archive.sha256, "UV_PYTHON_DOWNLOADS_JSON_URL": str(listing)}
+        refused = machine.run("--no-python", **told)
+        assert refused.returncode == 69 and "none is installed" in refused.stderr and "try:" in refused.stderr
+        shown = machine.run("--dry-run", **told)
+        assert shown.returncode == 0 and "would: load" in shown.stderr and not machine.installed()
+        wrong = machine.run(**{**told, "LLMGW_UV_SHA256": "0" * 64})
+        assert wrong.returncode == 65 and "expected 0000" in wrong.stderr and not machine.installed() and not machine.calls()
+        done = machine.run(**told)
+    assert done.returncode == 0, done.stderr
+    unit = (machine.units / "llmgw-agent.service").read_text()
+    program = unit.partition("ExecStart=")[2].split(" ")[0]
+    assert program.startswith(f"{machine.prefix}/python/cpython-") and f"as {machine.prefix}/llmgw-" in done.stderr
+    told_version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
+    assert told_version.strip() == f"Python {patch}"
+    again = machine.run(**{**told, "LLMGW_UV_URL": "http://127.0.0.1:9/uv"})
+    assert again.returncode == 0 and "uv brings" not in again.stderr, again.stderr
+    assert machine.run("--purge", script="uninstall.sh").returncode == 0 and not machine.prefix.exists()
+
+
+def test_a_proxy_is_used_and_the_service_is_told_of_it(machine):
+    """A stand-in for a forward proxy; the server's name leads nowhere."""
+    with proxied(machine.web / "llmgw.pyz") as (proxy, asked):
+        done = machine.run(LLMGW_FILE="", LLMGW_URL="http://control.invalid:7800/llmgw.pyz", http_proxy=proxy)
+    assert done.returncode == 0 and asked == ["http://control.invalid:7800/llmgw.pyz"], done.stderr
+    assert (machine.etc / "agent.env").read_text() == f"http_proxy={proxy}\n"
+    assert (machine.etc / "agent.env").stat().st_mode & 0o777 == 0o600, "its address may hold a password"
+
+
+@contextlib.contextmanager
+def proxied(file):
+    """Run a proxy that answers everything with ``file``; give (its URL, what it was asked)."""
+    asked = []
+
+    class Proxy(Quiet):
+        def do_GET(self):
+            asked.append(self.path)
+            data = file.read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    with listening(Proxy) as url:
+        yield url, asked
 
 
 def test_a_wrong_hash_leaves_nothing(machine):
@@ -169,10 +249,7 @@ def test_a_dry_run_changes_nothing(machine):
 
 def test_without_systemd_it_says_how_to_start_it(machine):
     (machine.bin / "systemctl").unlink()
-    for tool in ("cat", "cut", "tr", "uname", "id", "sed", "mktemp", "cp", "chmod", "mv", "mkdir", "dirname", "grep", "ln",
-                 "readlink", "rm", "sha256sum", "sleep"):
-        os.symlink(shutil.which(tool), machine.bin / tool)
-    done = machine.run(PATH=str(machine.bin))
+    done = machine.run(PATH=only(machine))
     assert done.returncode == 0 and "there is no systemd here" in done.stderr, done.stderr
     assert f"-I {machine.prefix}/llmgw.pyz agent --server https://control.example:7800" in done.stderr
 

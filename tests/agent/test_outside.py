@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from llmgw.agent.readiness import listens_outside
+from llmgw.agent.readiness import MayListen, listens_outside
 from llmgw.domain.command import Command
 from llmgw.engines import registry
 from llmgw.system import spawn
@@ -31,7 +31,21 @@ def test_what_a_program_and_its_children_open_to_others_is_found(tmp_path, hosts
         wait_for(lambda: (tmp_path / "log").read_text(), what="it listens")
         assert "listens" in (tmp_path / "log").read_text() or pytest.skip("no IPv6 here")
         assert [where.split()[0] for where in listens_outside(identity)] == outside
-        assert listens_outside(identity, tuple(outside)) == ()
+        assert listens_outside(identity, MayListen(tuple(outside))) == ()
+        ports = tuple(int(where.split()[-1]) for where in listens_outside(identity))
+        assert listens_outside(identity, MayListen(ports=ports)) == listens_outside(identity, MayListen(more_ports=1)) == ()
+    finally:
+        assert spawn.stop(marker, grace_seconds=2.0) == []
+        spawn.forget(identity.pid)
+
+
+def test_one_port_more_than_may_be_open_shows_all_of_them(tmp_path):
+    marker = ("LLMGW_TEST_MARK", str(tmp_path))
+    identity = spawn.start(Command((sys.executable, "-c", LISTEN, "0.0.0.0", "0.0.0.0"), env={"PATH": "/usr/bin:/bin"}), marker, str(tmp_path / "log"))
+    try:
+        wait_for(lambda: (tmp_path / "log").read_text(), what="it listens")
+        assert len(listens_outside(identity, MayListen(more_ports=1))) == 2
+        assert listens_outside(identity, MayListen(more_ports=2)) == ()
     finally:
         assert spawn.stop(marker, grace_seconds=2.0) == []
         spawn.forget(identity.pid)

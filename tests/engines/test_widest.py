@@ -35,11 +35,20 @@ def test_every_flag_is_accepted_by_the_help_that_the_real_engine_printed(name):
                    "--embeddings", "--chat-template-file", "--threads"}),
     ("vllm", {"--host", "--port", "--tensor-parallel-size", "--served-model-name", "--runner", "--trust-remote-code",
               "--distributed-executor-backend", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless"}),
-    ("sglang", {"--host", "--port", "--tp-size", "--is-embedding", "--device", "--config", "--nnodes", "--node-rank", "--dist-init-addr"})])
+    ("sglang", {"--host", "--port", "--tp-size", "--is-embedding", "--device", "--config", "--nnodes", "--node-rank", "--dist-init-addr",
+                "--nccl-port"})])
 def test_the_widest_command_has_every_option_that_llmgw_knows(name, wanted):
     engine = registry.get(name)
     serve = next(one for one in widest.programs(engine, "/p", "/w") if one.title != "ray start")
     assert wanted <= {use.flag for use in serve.uses}
+
+
+def test_every_port_of_ray_start_is_checked_against_its_help():
+    ray = next(one for one in widest.programs(registry.get("vllm"), "/p", "/w") if one.title == "ray start")
+    assert {use.flag for use in ray.uses} >= {
+        "--head", "--address", "--port", "--node-ip-address", "--num-gpus", "--num-cpus", "--include-dashboard", "--dashboard-port",
+        "--node-manager-port", "--object-manager-port", "--runtime-env-agent-port", "--dashboard-agent-grpc-port", "--dashboard-agent-listen-port",
+        "--metrics-export-port", "--ray-client-server-port", "--worker-port-list", "--disable-usage-stats", "--block"}
 
 
 def test_renaming_one_flag_makes_exactly_that_one_fail():

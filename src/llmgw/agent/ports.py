@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Set
+from typing import Iterable, Set, Tuple
 
 from llmgw.domain.errors import PortTaken
 from llmgw.system.ports import answers, is_free
@@ -32,11 +32,22 @@ class Ports:
         raise PortTaken(f"no free port from {self._first} to {self._first + self._count - 1}",
                         hint="choose another block with --engine-ports")
 
-    def hold(self, port: int) -> None:
-        """Note the port of an adopted program."""
-        with self._lock:
-            self._held.add(port)
+    def take_all(self, count: int, host: str = "127.0.0.1") -> Tuple[int, ...]:
+        """Return so many of them, or give those back that there were."""
+        taken: Tuple[int, ...] = ()
+        try:
+            while len(taken) < count:
+                taken += (self.take(host),)
+        except PortTaken:
+            self.give_back(taken)
+            raise
+        return taken
 
-    def give_back(self, port: int) -> None:
+    def hold(self, ports: Iterable[int]) -> None:
+        """Note the ports of an adopted program."""
         with self._lock:
-            self._held.discard(port)
+            self._held.update(ports)
+
+    def give_back(self, ports: Iterable[int]) -> None:
+        with self._lock:
+            self._held.difference_update(ports)

@@ -9,10 +9,27 @@ from llmgw.agent import shard_row, sidecars, weights
 from llmgw.agent.board import Usable
 from llmgw.agent.engine_user import EngineUser, work_dir
 from llmgw.agent.layout import Layout
+from llmgw.agent.ports import Ports
 from llmgw.agent.shard_row import ShardRow
+from llmgw.domain.errors import PortTaken
 from llmgw.domain.replica import ShardWanted
 from llmgw.engines.base import Engine, Place, Program
-from llmgw.system import accounts, files, shipped
+from llmgw.system import accounts, addresses, files, shipped
+
+
+def next_row(row: ShardRow, wanted: ShardWanted, engine: Engine, ports: Ports) -> ShardRow:
+    """Return the row of the next start, with all ports that it takes, each tested; PortTaken when there are too few."""
+    gang = wanted.gang
+    meets = gang is not None and wanted.rank == 0
+    port = ports.take()
+    try:
+        inner = ports.take_all(engine.inner_ports(wanted) + meets, gang.address if gang else "127.0.0.1")
+    except PortTaken:
+        ports.give_back((port,))
+        raise
+    return dataclasses.replace(
+        row, incarnation=row.incarnation + 1, port=port, identity=None, ready=False, sidecars=(),
+        turn=gang.turn if gang else 0, meet_port=inner[0] if meets else 0, inner_ports=inner[meets:])
 
 
 def prepared(wanted: ShardWanted, engine: Engine, usable: Usable, row: ShardRow, layout: Layout,
@@ -28,12 +45,16 @@ def prepared(wanted: ShardWanted, engine: Engine, usable: Usable, row: ShardRow,
         accounts.give(key_file, run_as, 0o600)
     if wanted.model.chat_template:
         files.write_atomic(template, wanted.model.chat_template.encode("utf-8"), 0o644)
+    meet_file = os.path.join(work_dir(folder), "meet")
+    files.remove(meet_file)           # of a run that was killed: who reads it again waits for ever
     held = layout.weights(wanted.weights.name, wanted.weights.fingerprint)
     first = os.path.join(held, weights.first_file(wanted.weights))
     place = Place(program=usable.program, library_dirs=usable.library_dirs, launcher=_launcher(engine, layout),
                   model_path=_model_folder(wanted, engine, folder, held) if engine.takes_folder else first,
                   work_dir=work_dir(folder), key_file=key_file,
                   template_file=template if wanted.model.chat_template else "", port=row.port,
+                  inner_ports=row.inner_ports, meet_file=meet_file,
+                  interface=addresses.interface_of(wanted.gang.address) if wanted.gang else addresses.LOOPBACK,
                   projector_path=weights.projector_file(held, wanted.weights))
     if wanted.gang is not None and wanted.rank == 0:
         wanted = dataclasses.replace(wanted, gang=dataclasses.replace(wanted.gang, meet_port=row.meet_port))

@@ -34,6 +34,15 @@ class Finding:
     reason: str = "DoesNotServe"      # of what is wrong
 
 
+@dataclass(frozen=True)
+class MayListen:
+    """Where an engine may listen for other machines: on these addresses, at these ports of all, at so many more."""
+
+    addresses: Tuple[str, ...] = ()
+    ports: Tuple[int, ...] = ()
+    more_ports: int = 0
+
+
 def on_gpus(found: Finding, proof: Optional[GpuProof], marker: spawn.Marker) -> Finding:
     """Return ``found``, or that the programs hold nothing of a GPU they were given."""
     why = proof.why_not(marker) if found.proof is Proof.READY and proof is not None else ""
@@ -43,13 +52,13 @@ def on_gpus(found: Finding, proof: Optional[GpuProof], marker: spawn.Marker) -> 
 class EngineDoor:
     """Talks to one engine on loopback, with its key.
 
-    ``may_listen``: addresses off loopback that it may use; ``meet_port``: one that torch opens on every address.
+    ``may_listen``: where it may listen for other machines.
     """
 
     def __init__(self, engine: Engine, model: ModelSpec, key: Secret, port: int,
-                 may_listen: Tuple[str, ...] = (), meet_port: int = 0) -> None:
+                 may_listen: MayListen = MayListen()) -> None:
         self._engine, self._model, self._key = engine, model, key
-        self._may_listen, self._meet_port = may_listen, meet_port
+        self._may_listen = may_listen
         self._client = HttpClient(f"http://127.0.0.1:{port}", timeout=QUICK_SECONDS)
         self._port = port
 
@@ -75,7 +84,7 @@ class EngineDoor:
             return Finding(Proof.NOT_YET, f"did not answer: {error.message}")
         if found.proof is not Proof.READY:
             return found
-        outside = listens_outside(identity, self._may_listen, self._meet_port)
+        outside = listens_outside(identity, self._may_listen)
         return Finding(Proof.WRONG, f"lets other machines in: it listens on {', '.join(outside)}",
                        "ListensOutside") if outside else found
 
@@ -128,14 +137,17 @@ def listens(identity: spawn.Identity, port: int) -> bool:
     return bool(inodes) and inodes <= ours
 
 
-def listens_outside(identity: spawn.Identity, allowed: Tuple[str, ...] = (), port: int = 0) -> Tuple[str, ...]:
+def listens_outside(identity: spawn.Identity, allowed: MayListen = MayListen()) -> Tuple[str, ...]:
     """Return where our program's tree listens for other machines: nothing in front of that asks for a key."""
     ours: Set[str] = set()
     for process in spawn.tree(identity.marker):
         ours |= proc.socket_inodes(process.pid)
-    return tuple(sorted(f"{item.address} port {item.port}" for item in proc.listeners()
-                        if item.inode in ours and not item.is_loopback
-                        and item.address not in allowed and item.port != port))
+    found = sorted({(item.address, item.port) for item in proc.listeners()
+                    if item.inode in ours and not item.is_loopback
+                    and item.address not in allowed.addresses and item.port not in allowed.ports})
+    if len(found) <= allowed.more_ports:
+        return ()
+    return tuple(f"{address} port {port}" for address, port in found)
 
 
 def _bearer(key: Secret) -> Dict[str, str]:

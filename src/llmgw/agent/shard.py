@@ -14,8 +14,8 @@ from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.gpu_proof import GpuProof
 from llmgw.agent.layout import Layout
 from llmgw.agent.ports import Ports
-from llmgw.agent.prepare import prepared
-from llmgw.agent.readiness import EngineDoor, Finding, Proof, on_gpus
+from llmgw.agent.prepare import next_row, prepared
+from llmgw.agent.readiness import EngineDoor, Finding, MayListen, Proof, on_gpus
 from llmgw.agent.watch import Watch, start_sign
 from llmgw.decide import lifecycle, progress, restarts
 from llmgw.decide.lifecycle import Event
@@ -85,8 +85,7 @@ class ShardKeeper:
         if identity is None or not spawn.alive(identity):
             identity = spawn.find(self._marker) if self._row.incarnation else None
         if identity is not None and self._row.port is not None:
-            self._ports.hold(self._row.port)
-            self._ports.hold(self._row.meet_port)
+            self._ports.hold(self._row.ports)
             self._note(identity=identity)
             self._begin(Event.ADOPTED)
             log.info("shard adopted shard=%s pid=%d port=%d", self.id, identity.pid, self._row.port)
@@ -150,11 +149,7 @@ class ShardKeeper:
             self._say("CannotStop", "what is left of its last run does not end")
             return
         try:
-            port, gang = self._ports.take(), self._wanted.gang
-            self._row = dataclasses.replace(self._row, incarnation=self._row.incarnation + 1, port=port,
-                                            identity=None, ready=False, sidecars=(), turn=gang.turn if gang else 0)
-            if gang is not None and not self._follows:
-                self._row = dataclasses.replace(self._row, meet_port=self._ports.take(gang.address))
+            self._row = next_row(self._row, self._wanted, self._engine, self._ports)
             log_tail.rotate(self._log_path)
             *beside, program = prepared(self._wanted, self._engine, usable, self._row, self._layout, self._user)
             shard_row.write(self._folder, self._row)
@@ -175,8 +170,8 @@ class ShardKeeper:
             return
         self._said.is_over("start")
         self._begin(Event.STARTED)
-        log.info("shard started shard=%s pid=%d port=%d incarnation=%d", self.id, identity.pid, port,
-                 self._row.incarnation)
+        log.info("shard started shard=%s pid=%d port=%d incarnation=%d", self.id, identity.pid,
+                 self._row.port, self._row.incarnation)
 
     def _put_off(self, error: LlmgwError) -> None:
         """Try again soon: nothing was started for want of a disk that can be written."""
@@ -277,7 +272,8 @@ class ShardKeeper:
         now = self._clock.monotonic()
         gang = self._wanted.gang
         self._door = EngineDoor(self._engine, self._wanted.model, self._wanted.key, self._row.port,
-                                (gang.address,) if gang else (), self._row.meet_port)
+                                MayListen((gang.address,), self._row.inner, self._engine.unknown_ports(self._wanted))
+                                if gang else MayListen())
         self._watch = Watch(self._engine, self._door, self._row.identity.pid)
         self._start = progress.Start(start_sign(self._row.identity.pid, self._log_path), now)
         self._not_before = None
@@ -328,9 +324,8 @@ class ShardKeeper:
     def _let_go(self) -> None:
         if self._row.identity is not None:
             spawn.forget(self._row.identity.pid)
-        for port in (self._row.port, self._row.meet_port):
-            if port:
-                self._ports.give_back(port)
+        self._ports.give_back(self._row.ports)
+        self._row = dataclasses.replace(self._row, port=None, meet_port=0, inner_ports=())
         if self._door is not None:
             self._door.close()
         self._door, self._watch, self._start = None, None, None

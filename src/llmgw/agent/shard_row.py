@@ -34,6 +34,17 @@ class ShardRow:
     turn: int = 0                 # of its gang, in which it was started last
     meet_port: int = 0            # where the other ranks meet it
     sidecars: Tuple[spawn.Identity, ...] = ()
+    inner_ports: Tuple[int, ...] = ()     # for what its programs say to each other
+
+    @property
+    def ports(self) -> Tuple[int, ...]:
+        """All that it holds."""
+        return ((self.port,) if self.port else ()) + self.inner
+
+    @property
+    def inner(self) -> Tuple[int, ...]:
+        """Those on which its programs, and those of other nodes, speak to each other."""
+        return ((self.meet_port,) if self.meet_port else ()) + self.inner_ports
 
     def marker(self, folder: str) -> spawn.Marker:
         return (MARKER, f"{folder}.{self.incarnation}")
@@ -42,7 +53,7 @@ class ShardRow:
 _IDENTITY = Record(spawn.Identity, boot_id=text, pid=whole, start=whole, marker_name=text, marker_value=text)
 _ROW = Record(ShardRow, id=text, incarnation=whole, port=optional(whole), identity=optional(_IDENTITY),
               ready=flag, restarts=whole, first_failure=optional(wire.FIRST_FAILURE),
-              turn=whole, meet_port=whole, sidecars=tuple_of(_IDENTITY))
+              turn=whole, meet_port=whole, sidecars=tuple_of(_IDENTITY), inner_ports=tuple_of(whole))
 
 
 def write(folder: str, row: ShardRow) -> None:

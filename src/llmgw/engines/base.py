@@ -25,6 +25,9 @@ class Place:
     threads: Optional[int] = None   # CPU threads for a shard without GPU
     projector_path: str = ""  # of a vision model of llama.cpp
     launcher: str = ""        # our own file that its Python runs, where it needs one
+    inner_ports: Tuple[int, ...] = ()   # for what its programs say to each other: as many as the engine asked for
+    interface: str = "lo"     # the network interface that they do it on; empty when its name is not known
+    meet_file: str = ""       # not there yet: where the programs of one node may find each other instead of at a port
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ class Engine:
     unlisted_flags: FrozenSet[str] = frozenset()
     dashes_are_underscores = False    # whether it takes --a_b for --a-b
     key_file_name = "key"
+
+    def inner_ports(self, shard: ShardWanted) -> int:
+        """Return how many ports its programs need besides the one it serves on."""
+        return 0
+
+    def unknown_ports(self, shard: ShardWanted) -> int:
+        """Return how many ports, chosen by nobody, it opens on every address of the node."""
+        return 0
 
     def key_file(self, key: Secret) -> bytes:
         """Return what ``Place.key_file`` holds."""

@@ -26,8 +26,8 @@ def allowed_paths(*read: str) -> FrozenSet[Tuple[str, str]]:
 def env(shard: ShardWanted, place: Place) -> Dict[str, str]:
     """Return the environment: the weights are here, so nothing is fetched, and nobody is told of their use.
 
-    The programs of the environment come first on PATH: kernels are built with its ninja. The
-    addresses are loopback: torch and its kind listen where their host name leads otherwise.
+    The programs of the environment come first on PATH: kernels are built with its ninja. gloo and
+    NCCL are told their interface: gloo listens where the host name leads otherwise, NCCL on any but loopback.
     """
     made = {"PATH": f"{place.program.rpartition('/')[0]}:/usr/local/bin:/usr/bin:/bin",
             "HOME": place.work_dir, "LANG": "C.UTF-8", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1",
@@ -35,6 +35,8 @@ def env(shard: ShardWanted, place: Place) -> Dict[str, str]:
             "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(str(slot.index) for slot in shard.gpus)}
+    if place.interface:
+        made.update({"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": f"={place.interface}"})
     if place.library_dirs:
         made["LD_LIBRARY_PATH"] = ":".join(place.library_dirs)
     return made

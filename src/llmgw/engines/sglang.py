@@ -49,6 +49,9 @@ class Sglang(python_env.PythonEngine):
     generated = ("sglang:generation_tokens_total", "sglang_generation_tokens_total")
     worked = (*generated, "sglang:prompt_tokens_total", "sglang_prompt_tokens_total")
 
+    def inner_ports(self, shard: ShardWanted) -> int:
+        return 1
+
     def key_file(self, key: Secret) -> bytes:
         return b"api-key: " + json.dumps(key.reveal()).encode("ascii") + b"\n"
 
@@ -65,6 +68,8 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
              "--host", "127.0.0.1", "--port", str(place.port), "--enable-metrics",
              "--tp-size", str(max(1, len(shard.gpus)) * (shard.gang.size if shard.gang else 1)),
              "--max-running-requests", str(model.parallel)]
+    if place.inner_ports:                 # else it picks one at random between 22000 and 29999
+        flags += ["--nccl-port", str(place.inner_ports[0])]
     if shard.gang is not None:
         flags += ["--nnodes", str(shard.gang.size), "--node-rank", str(shard.rank),
                   "--dist-init-addr", f"{shard.gang.lead_address}:{shard.gang.meet_port}"]
@@ -82,4 +87,8 @@ def _flags(shard: ShardWanted, place: Place) -> List[str]:
 
 
 def _env(shard: ShardWanted, place: Place) -> Dict[str, str]:
-    return {**python_env.env(shard, place), "SGLANG_HOST_IP": shard.gang.address if shard.gang else "127.0.0.1"}
+    made = {**python_env.env(shard, place), "SGLANG_HOST_IP": shard.gang.address if shard.gang else "127.0.0.1"}
+    if shard.gang is None and place.meet_file:
+        # torch opens a port on every address to be met at, and asks nobody for a key there
+        made["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{place.meet_file}"
+    return made

@@ -43,6 +43,16 @@ _RESERVED = """
 
 _GIB = 1 << 30
 
+# The ports of Ray, each with the flag or the variable of the environment that says it. Ray refuses to start where two
+# of them are one (as its workers' own, 10002 to 19999), so that none is left to itself (seen with 2.60.0).
+_RAY_PORTS = ("--node-manager-port", "--object-manager-port", "--runtime-env-agent-port", "--dashboard-agent-grpc-port",
+              "--dashboard-agent-listen-port", "--metrics-export-port")
+_RAY_HEAD_PORTS = ("--dashboard-port", "--ray-client-server-port")
+_RAY_HEAD_METRICS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+# Each process that works for it takes one: one for each GPU, those that connect, an idle one, those that spill. Where
+# none is left, what waits for one waits for ever.
+_RAY_SPARE_WORKERS = 10
+
 
 class Vllm(python_env.PythonEngine):
     """One program, ``vllm serve``. Its key guards only /v1 and a few paths: the gate is what guards the rest."""
@@ -60,8 +70,16 @@ class Vllm(python_env.PythonEngine):
     # The last one counts every step, those too in which a long prompt is still being read.
     worked = (*generated, "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
 
+    def inner_ports(self, shard: ShardWanted) -> int:
+        if shard.gang is None:
+            return 1
+        return len(_ray_ports(shard)) + len(shard.gpus) + _RAY_SPARE_WORKERS if _with_ray(shard) else 0
+
+    def unknown_ports(self, shard: ShardWanted) -> int:
+        return 1 if _with_ray(shard) else 0       # its executor for Ray lets torch choose where it is met
+
     def programs(self, shard: ShardWanted, place: Place) -> Tuple[Program, ...]:
-        ray = shard.gang is not None and shard.model.launch_mode == "ray"
+        ray = _with_ray(shard)
         beside = (_ray_start(shard, place),) if ray else ()
         if ray and shard.rank > 0:            # rank 0 starts what runs there
             return beside
@@ -110,24 +128,46 @@ def _ray_start(shard: ShardWanted, place: Place) -> Program:
     script = (place.program, "-m", RAY_MODULE, "start")
     where = ["--head", "--port", str(gang.meet_port), "--include-dashboard", "false"] if shard.rank == 0 else [
         "--address", f"{gang.lead_address}:{gang.meet_port}"]
-    argv = (*script, *where, "--node-ip-address", gang.address, "--num-gpus", str(len(shard.gpus)),
-            "--disable-usage-stats", "--block")
+    # One CPU: for each it keeps an idle worker, and vLLM's own ask for none.
+    argv = (*script, *where, "--node-ip-address", gang.address, "--num-gpus", str(len(shard.gpus)), "--num-cpus", "1",
+            *_ray_port_flags(shard, place), "--disable-usage-stats", "--block")
     return Program("ray", Command(argv, env=_env(shard, place), cwd=place.work_dir, secret_env=_ray_key(shard)),
                    title="ray start", help=(*script, "--help"),
                    ready_at=(gang.address, gang.meet_port) if shard.rank == 0 else ("", 0))
 
 
+def _with_ray(shard: ShardWanted) -> bool:
+    return shard.gang is not None and shard.model.launch_mode == "ray"
+
+
+def _ray_ports(shard: ShardWanted) -> Tuple[str, ...]:
+    """Return what each of the first inner ports is for; the rest are its workers'."""
+    return _RAY_PORTS + (_RAY_HEAD_PORTS + _RAY_HEAD_METRICS if shard.rank == 0 else ())
+
+
+def _ray_port_flags(shard: ShardWanted, place: Place) -> List[str]:
+    names = _ray_ports(shard)
+    said = [word for name, port in zip(names, place.inner_ports) if name.startswith("--") for word in (name, str(port))]
+    workers = place.inner_ports[len(names):]
+    return said + (["--worker-port-list", ",".join(map(str, workers))] if workers else [])
+
+
 def _ray_key(shard: ShardWanted) -> Dict[str, str]:
     """Return the token that Ray (2.52 or newer) demands of every rank: whoever has none runs nothing."""
-    return {"RAY_AUTH_TOKEN": shard.key.reveal()} if shard.gang and shard.model.launch_mode == "ray" else {}
+    return {"RAY_AUTH_TOKEN": shard.key.reveal()} if _with_ray(shard) else {}
 
 
 def _env(shard: ShardWanted, place: Place) -> Dict[str, str]:
     made = {**python_env.env(shard, place), "VLLM_HOST_IP": shard.gang.address if shard.gang else "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1"}
-    if shard.gang and shard.model.launch_mode == "ray":
+    if shard.gang is None and place.inner_ports:
+        # The first that it tries when it needs one. 0.30.0 needs none on one node; older ones meet there.
+        made["VLLM_PORT"] = str(place.inner_ports[0])
+    if shard.gang and _with_ray(shard):
         made.update({"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0",
                      "RAY_ADDRESS": f"{shard.gang.lead_address}:{shard.gang.meet_port}"})
+        made.update({name: str(port) for name, port in zip(_ray_ports(shard), place.inner_ports)
+                     if not name.startswith("--")})
     if not shard.gpus:
         # On a CPU the KV cache is not what is left of a card: it has to be told its size.
         made["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-shard.weights.size_bytes // (4 * _GIB))))

@@ -62,7 +62,7 @@ def programs(engine: Engine, program: str, work_dir: str, args: Sequence[str] = 
     last = ""
     uses: Dict[str, Dict[str, List[str]]] = {}
     for shard in samples(engine):
-        made = engine.programs(shard, _place(program, work_dir, shard, library_dirs))
+        made = engine.programs(shard, _place(engine, program, work_dir, shard, library_dirs))
         for one in made:
             found.setdefault(one.title, one)
             for flag, value in _pairs(one):
@@ -98,11 +98,12 @@ def _spec(engine: Engine, **more: object) -> ModelSpec:
     return ModelSpec("sample", engine.name, "mirror:sample", **more)  # type: ignore[arg-type]
 
 
-def _place(program: str, work_dir: str, shard: ShardWanted, library_dirs: Tuple[str, ...]) -> Place:
+def _place(engine: Engine, program: str, work_dir: str, shard: ShardWanted, library_dirs: Tuple[str, ...]) -> Place:
     return Place(program, library_dirs, f"{work_dir}/sample", work_dir, f"{work_dir}/key",
                  f"{work_dir}/template.jinja" if shard.model.chat_template else "", 7900,
                  threads=None if shard.gpus else 2,
-                 launcher="/launcher",
+                 launcher="/launcher", meet_file=f"{work_dir}/meet",
+                 inner_ports=tuple(range(7902, 7902 + engine.inner_ports(shard))),
                  projector_path=f"{work_dir}/mmproj.gguf" if shard.model.engine == LLAMA_CPP else "")
 
 

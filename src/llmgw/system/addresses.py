@@ -6,9 +6,11 @@ import ipaddress
 import socket
 import struct
 import sys
-from typing import List
+from typing import List, Tuple
 
+LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915         # Linux
+_IF_INET6 = "/proc/net/if_inet6"
 
 
 def own_names() -> List[str]:
@@ -20,8 +22,21 @@ def own_names() -> List[str]:
 
 def own_addresses() -> List[str]:
     """Return the addresses of this machine's interfaces, without loopback."""
-    found = [*_of_interfaces(), _towards("192.0.2.1", socket.AF_INET), _towards("2001:db8::1", socket.AF_INET6)]
+    found = [*(address for _, address in _of_interfaces()),
+             _towards("192.0.2.1", socket.AF_INET), _towards("2001:db8::1", socket.AF_INET6)]
     return [item for item in dict.fromkeys(found) if item and not ipaddress.ip_address(item).is_loopback]
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has this address; empty when none is seen to have it."""
+    try:
+        wanted = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    if wanted.is_loopback:
+        return LOOPBACK
+    found = _of_interfaces() if wanted.version == 4 else _of_interfaces_6()
+    return next((name for name, item in found if ipaddress.ip_address(item) == wanted), "")
 
 
 def towards(host: str, port: int) -> str:
@@ -46,7 +61,8 @@ def _towards(host: str, family: int) -> str:
         return ""
 
 
-def _of_interfaces() -> List[str]:
+def _of_interfaces() -> List[Tuple[str, str]]:
+    """Return (name, first IPv4 address) of each."""
     if sys.platform != "linux":
         return []
     found = []
@@ -54,10 +70,20 @@ def _of_interfaces() -> List[str]:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(answer[20:24]))
+                found.append((name, socket.inet_ntoa(answer[20:24])))
             except OSError:                         # an interface without an IPv4 address
                 continue
     return found
+
+
+def _of_interfaces_6() -> List[Tuple[str, str]]:
+    """Return (name, address) of each IPv6 address: it is 32 hex digits, the name is the last word of its line."""
+    try:
+        with open(_IF_INET6, encoding="ascii") as source:
+            words = [line.split() for line in source]
+    except OSError:                                 # a kernel without IPv6
+        return []
+    return [(line[5], str(ipaddress.IPv6Address(int(line[0], 16)))) for line in words if len(line) == 6]
 
 
 def _is_name(text: str) -> bool:

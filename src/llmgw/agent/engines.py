@@ -17,9 +17,9 @@ from llmgw.agent.python_engine import PythonInstaller
 from llmgw.decide import engines as decide
 from llmgw.decide import requirements
 from llmgw.domain.cluster import OperatorEngine
-from llmgw.domain.engine import LLAMA_CPP, TRTLLM, EngineObserved, EnginePhase, EngineWanted
+from llmgw.domain.engine import LLAMA_CPP, TRTLLM, VLLM, EngineObserved, EnginePhase, EngineWanted
 from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, RequirementMissing, TryAgain
-from llmgw.engines import trtllm
+from llmgw.engines import recipes, trtllm
 from llmgw.engines.needs import NEEDS
 from llmgw.parse import github_release
 from llmgw.parse.engine_version import MIN_LLAMA_BUILD, has_known_holes
@@ -235,7 +235,7 @@ class EngineKeeper:
     def _check_operators(self, name: str, wanted: Sequence[EngineWanted]) -> None:
         """The operator's own program stands for whatever version is wanted; it is looked at like ours."""
         keys = [(item.name, item.version) for item in wanted if item.name == name] or [(name, "operator")]
-        insecure = {(item.name, item.version) for item in wanted if item.allow_insecure}
+        named = {(item.name, item.version): item for item in wanted}
         for key in keys:
             now = self._clock.monotonic()
             if now < self._operators_due.get(key, now):
@@ -243,7 +243,7 @@ class EngineKeeper:
             self._operators_due[key] = now + RECHECK_SECONDS
             path = self._operator[name].path
             try:
-                says, devices = self._operators_words(key, path, key in insecure)
+                says, devices = self._operators_words(key, path, named.get(key, EngineWanted(*key)))
             except LlmgwError as error:
                 self._operators_due[key] = now + OPERATOR_RETRY_SECONDS
                 self._tell(key, EnginePhase.MISSING, f"{path}: {error.message}", error.hint or "", source="operator")
@@ -252,18 +252,31 @@ class EngineKeeper:
                 self._tell(key, EnginePhase.INSTALLED, f"{path}: {says}", usable=Usable(path), devices=devices,
                            source="operator")
 
-    def _operators_words(self, key: Key, path: str, insecure: bool) -> Tuple[str, Tuple[str, ...]]:
+    def _operators_words(self, key: Key, path: str, item: EngineWanted) -> Tuple[str, Tuple[str, ...]]:
         """Return what the operator's program says of itself, and its devices."""
         wanted = "" if key[1] == "operator" else key[1]
         if self._python.knows(key[0]):
+            if item.with_ray:
+                self._need_ray(path)
             return self._python.prove_operators(key[0], wanted, path)
         if key[0] == TRTLLM:                  # to run it takes a GPU and minutes: its first shard proves it
             return f"{TRTLLM} {self._python.brought_version(trtllm.PACKAGE, wanted, path)}", ()
         seen = self._installer.prove_operators(key[0], path, self._reporter(key))
-        if not insecure and has_known_holes(seen.says):
+        if not item.allow_insecure and has_known_holes(seen.says):
             raise EngineFailed(f"{seen.says} has known holes", hint=f"bring b{MIN_LLAMA_BUILD} or newer, or say "
                                f"allow_insecure: true for {key[0]} in server.yaml")
         return seen.says, seen.devices
+
+    def _need_ray(self, path: str) -> None:
+        """Refuse an environment whose Ray knows no token (launch_mode: ray): it would run what anybody sends it."""
+        needed = f"launch_mode: ray needs Ray {recipes.MIN_RAY} or newer"
+        hint = f"install '{recipes.RAY}' into it, or say launch_mode: mp for {VLLM} in server.yaml"
+        try:
+            found = self._python.brought_version(recipes.RAY_PACKAGE, "", path)
+        except EngineFailed as error:
+            raise EngineFailed(f"{error.message}, {needed}", hint=hint) from error
+        if recipes.ray_is_too_old(found):
+            raise EngineFailed(f"it holds ray {found}, {needed}", hint=hint)
 
     def _remove(self, key: Key) -> None:
         made = self._installed.get(key)

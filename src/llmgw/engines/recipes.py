@@ -1,6 +1,7 @@
 """How the engines come to a node that are Python programs: packages, tools, and what is checked afterwards."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Mapping, Tuple
 
@@ -11,7 +12,10 @@ from llmgw.engines import sglang, vllm
 # A .pth file runs at every start of Python, so each is looked at by a person: these are of uv, of setuptools, and of
 # nvidia-cutlass-dsl, which puts a folder of its own on the path.
 _PTH = frozenset(("_virtualenv.pth", "distutils-precedence.pth", "nvidia_cutlass_dsl_packages.pth"))
-RAY = "ray[default]"             # vLLM does not bring it; launch_mode: ray starts it on each node
+# vLLM does not bring it; launch_mode: ray starts it on each node. An older one knows no token, and lets everybody in.
+MIN_RAY = "2.52"
+RAY_PACKAGE = "ray"
+RAY = f"{RAY_PACKAGE}[default]>={MIN_RAY}"
 _RAY_LIST = "-ray"
 ARCHES = ("x86_64", "aarch64")
 _SPELLINGS = {**{arch: arch for arch in ARCHES}, "amd64": "x86_64", "arm64": "aarch64"}
@@ -79,6 +83,11 @@ def list_name(platform: str, with_ray: bool) -> str:
 def requirements(recipe: Recipe, version: str, with_ray: bool) -> Tuple[str, ...]:
     """Return what is resolved, all at once: Ray has to fit to the rest."""
     return (f"{recipe.package}=={version}",) + ((RAY,) if with_ray else ())
+
+
+def ray_is_too_old(version: str) -> bool:
+    """Whether Ray of this version lets in whoever has no token."""
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)[:2]) < tuple(map(int, MIN_RAY.split(".")))
 
 
 def uv_archive(arch: str) -> str:

@@ -7,13 +7,13 @@ import pytest
 
 from llmgw.decide import gangs, replicas, routes_table
 from llmgw.decide.placement import Board, Need, Placed, Unplaced
-from llmgw.decide.replicas import Drain, Restart, Traffic, Wanted
+from llmgw.decide.replicas import Drain, Place, Remove, Restart, Traffic, Wanted
 from llmgw.decide.shards import Seen, Step, next_step, why_wait
 from llmgw.domain.engine import EngineObserved, EnginePhase
 from llmgw.domain.model import ModelSpec
-from llmgw.domain.replica import Gang, Replica, Shard, ShardObserved, ShardState
+from llmgw.domain.replica import Gang, GpuSlot, Replica, ReplicaWish, Shard, ShardObserved, ShardState
 from llmgw.domain.secret import Secret
-from tests.decide.fleet import SILENT, gpu, node, weights
+from tests.decide.fleet import LOST, SILENT, gpu, node, weights
 
 SPEC = ModelSpec("m", "vllm", "mirror:m", nodes=2, gpus=1, fabric="10.0.0.0/24")
 READY, BACKOFF = ShardState.READY, ShardState.BACKOFF
@@ -89,8 +89,9 @@ def board(*nodes):
     return Board(nodes, ())
 
 
-def usable(name, fabric, **more):
-    return node(name, gpus=[gpu(0, node=name)], fabric=fabric, engines=(EngineObserved("vllm", "0.30.0", EnginePhase.INSTALLED, usable=True),), **more)
+def usable(name, fabric, cards=("H100",), **more):
+    gpus = [gpu(number, node=name, name=card) for number, card in enumerate(cards)]
+    return node(name, gpus=gpus, fabric=fabric, engines=(EngineObserved("vllm", "0.30.0", EnginePhase.INSTALLED, usable=True),), **more)
 
 
 def test_it_is_placed_together_on_different_nodes_of_the_network():
@@ -105,6 +106,44 @@ def test_it_is_not_placed_at_all_when_one_node_is_missing_and_each_says_why():
     assert found.reasons[0] == "it needs 2 nodes at once, 1 could take a part of it"
     assert any("b: it has no fabric_address" in reason for reason in found.reasons)
     assert any("z: its fabric_address 10.9.0.1 is not in 10.0.0.0/24" in reason for reason in found.reasons)
+
+
+def placed(spec, *cards):
+    """Return the outcome for nodes a, b, c… with these cards."""
+    return board(*(usable(name, f"10.0.0.{number + 1}", each) for number, (name, each) in enumerate(zip("abcd", cards)))).place(
+        Need(spec, "0.30.0", weights()))
+
+
+def test_all_its_nodes_have_gpus_of_one_kind():
+    found = placed(SPEC, ("L4",), ("H100",), ("L4", "A100"), ("A100",))
+    assert [(shard.node, shard.gpus[0].index) for shard in found.shards] in ([("a", 0), ("c", 0)], [("c", 1), ("d", 0)])
+    pair = dataclasses.replace(SPEC, gpus=2)
+    found = placed(pair, ("L4", "H100", "H100"), ("L4", "L4"), ("H100", "H100"))
+    assert [(shard.node, [slot.index for slot in shard.gpus]) for shard in found.shards] == [("a", [1, 2]), ("c", [0, 1])]
+
+
+def test_nodes_with_gpus_of_different_kinds_are_no_place_and_each_says_which_it_has():
+    found = placed(SPEC, ("L4",), ("H100",), ("A100", "H100", "T4"), ())
+    assert isinstance(found, Placed) and [shard.node for shard in found.shards] == ["b", "c"]
+    found = placed(dataclasses.replace(SPEC, nodes=3), ("L4",), ("H100",), ("H100", "T4"), ())
+    assert found == Unplaced(("it needs 3 nodes at once with GPUs of one kind, 2 could take a part of it", "a: could take it with its L4",
+                              "b: could take it with its H100", "c: could take it with its H100 or T4", "d: it has no GPU"))
+    found = placed(dataclasses.replace(SPEC, gpus=2), ("L4", "H100"), ("H100", "H100"))
+    assert "a: 1 of the 2 GPUs of one kind it needs can take it" in found.reasons
+
+
+def test_what_its_other_nodes_have_ended_is_free_for_a_new_one_while_one_node_is_silent():
+    """Else the GPUs of the nodes that live are kept until the silent one is lost, ten minutes long."""
+    gone = dataclasses.replace(row(wish=ReplicaWish.STOP), shards=(Shard(0, "a", (GpuSlot("GPU-a-0", 0),)), Shard(1, "b", (GpuSlot("GPU-b-0", 0),))))
+    a, b, c = usable("a", "10.0.0.1"), usable("b", "10.0.0.2"), usable("c", "10.0.0.3")
+    wanted, silent = [Wanted(SPEC, "0.30.0", weights())], dataclasses.replace(b, liveness=SILENT, acknowledged=False)
+    (step,) = replicas.reconcile(wanted, [gone], (a, silent, c), Traffic()).steps
+    assert isinstance(step, Place) and [shard.node for shard in step.shards] == ["a", "c"]
+    for said in (dataclasses.replace(a, acknowledged=False), dataclasses.replace(a, observed=dataclasses.replace(
+            a.observed, shards=(ShardObserved("m-1.0", ShardState.STOPPING),)))):
+        assert replicas.reconcile(wanted, [gone], (said, silent, c), Traffic()).steps == ()
+    lost = replicas.reconcile(wanted, [gone], (a, dataclasses.replace(silent, liveness=LOST), c), Traffic()).steps
+    assert Remove("m-1") in lost
 
 
 @pytest.mark.parametrize("seen, served", [(((READY, 1, 1), (READY, 1, 0)), 1), (((READY, 1, 1), (BACKOFF, 1, 0)), 0)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import ipaddress
 from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from llmgw.decide import fit
 from llmgw.decide.liveness import NodeLife, NodeLiveness
@@ -17,7 +17,7 @@ from llmgw.domain.engine import CPU, LLAMA_CPP, EngineObserved, EnginePhase
 from llmgw.domain.heartbeat import NodeObserved
 from llmgw.domain.model import ModelSpec, Weights, WeightsPhase
 from llmgw.domain.node import Gpu
-from llmgw.domain.replica import Replica, Shard, ShardState
+from llmgw.domain.replica import Replica, ReplicaWish, Shard, ShardState
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,14 @@ class Unplaced:
     """Why it goes nowhere: one sentence per node, in the nodes' own words, by name."""
 
     reasons: Tuple[str, ...]
+
+
+def has_ended(replica: Replica, shard: Shard, node: NodeState) -> bool:
+    """Whether a node that knows it is to end this shard says that nothing of it is left."""
+    if node.observed is None or not node.acknowledged:
+        return False
+    name = f"{replica.id}.{shard.rank}"
+    return all(seen.state is ShardState.STOPPED for seen in node.observed.shards if seen.id == name)
 
 
 class _Room:
@@ -112,7 +120,8 @@ class Board:
         self._gpus: List[Tuple[int, str]] = []
         self._holders: Set[str] = set()       # fingerprints that some node holds
         for replica in replicas:
-            self._count(replica.model, replica.weights, replica.shards, replica.id, 1)
+            held = tuple(shard for shard in replica.shards if not self._has_ended(replica, shard))
+            self._count(replica.model, replica.weights, held, replica.id, 1)
         for room in self._rooms.values():
             self._holders |= room.whole
             self._enter(room)
@@ -128,6 +137,11 @@ class Board:
         self._leave(replica.shards)
         self._count(replica.model, replica.weights, replica.shards, replica.id, -1)
         self._return(replica.shards)
+
+    def _has_ended(self, replica: Replica, shard: Shard) -> bool:
+        """Of a gang that is stopped: its row stays as long as one node is silent, the room on the others is free."""
+        room = self._rooms.get(shard.node)
+        return replica.wish is ReplicaWish.STOP and room is not None and has_ended(replica, shard, room.node)
 
     def _count(self, spec: ModelSpec, weights: Weights, shards: Sequence[Shard], replica: str,
                sign: int) -> None:
@@ -170,24 +184,39 @@ class Board:
                               for name, room in self._rooms.items()))
 
     def _place_gang(self, need: Need, memory: int) -> Union[Placed, Unplaced]:
-        """Return a place on every one of ``nodes:`` nodes, all with GPUs or all without; a part is no place."""
-        ways = ([True] if need.spec.gpus != 0 else []) + ([False] if fit.may_use_cpu(need.spec) else [])
+        """Return a place on every one of ``nodes:`` nodes, with GPUs of one kind on all, or all without them."""
         rooms = [room for room in self._able(need).values()
                  if not _why_filtered(room, need) and not _why_no_disk(room, need)]
-        for on_gpus in ways:
+        kinds = sorted({gpu.name for room in rooms for gpu in room.gpus}) if need.spec.gpus != 0 else []
+        able: Dict[Optional[str], List[str]] = {}     # kind (None: without) -> the nodes that could take a part
+        places = []
+        for kind in [*kinds, *([None] if fit.may_use_cpu(need.spec) else [])]:
             found = []
             for room in rooms:
-                shard = _fit_gpus(room, need) if on_gpus else _fit_cpu(room, need, memory)
+                shard = _fit_gpus(room, need, kind) if kind is not None else _fit_cpu(room, need, memory)
                 if isinstance(shard, Shard):
                     rank = (room.models.get(need.spec.name, 0), need.weights.fingerprint not in room.whole)
                     found.append((rank, room.node.name, shard))
+            able[kind] = [name for _, name, _ in found]
             if len(found) >= need.spec.nodes:
                 chosen = sorted(found, key=lambda item: item[:2])[:need.spec.nodes]
-                return Placed(tuple(replace(shard, rank=at) for at, (_, _, shard) in enumerate(
-                    sorted(chosen, key=lambda item: item[1]))))
-        words = [f"{name}: {self._why_not(room, need, memory)}" for name, room in self._rooms.items()]
-        could = sum(word.endswith(": could take it") for word in words)
-        return Unplaced((f"it needs {need.spec.nodes} nodes at once, {could} could take a part of it", *words))
+                places.append((kind is None, [item[0] for item in chosen], kind or "", chosen))
+        if places:
+            *_, chosen = min(places, key=lambda item: item[:3])
+            return Placed(tuple(replace(shard, rank=at) for at, (_, _, shard) in enumerate(
+                sorted(chosen, key=lambda item: item[1]))))
+        return self._why_no_gang(need, memory, able)
+
+    def _why_no_gang(self, need: Need, memory: int, able: Mapping[Optional[str], Sequence[str]]) -> Unplaced:
+        """Return why: a node that could take a part is told with its kind of GPU where others have another."""
+        words = []
+        for name, room in self._rooms.items():
+            kinds = [kind for kind, names in able.items() if kind and name in names]
+            why = self._why_not(room, need, memory)
+            words.append(f"{name}: {why}" + (f" with its {' or '.join(kinds)}" if kinds and len(able) > 1 else ""))
+        could = max((len(names) for names in able.values()), default=0)
+        alike = " with GPUs of one kind" if sum(map(bool, able)) > 1 else ""
+        return Unplaced((f"it needs {need.spec.nodes} nodes at once{alike}, {could} could take a part of it", *words))
 
     def _best(self, need: Need, tightest_first: Sequence[Tuple[int, str]], memory: int,
               on_gpus: bool) -> Optional[Shard]:
@@ -263,14 +292,15 @@ def _fit_cpu(room: _Room, need: Need, memory: int) -> Union[Shard, str]:
     return f"{fit.gib(memory)} of memory are needed, {fit.gib(room.memory)} are free"
 
 
-def _fit_gpus(room: _Room, need: Need) -> Union[Shard, str]:
+def _fit_gpus(room: _Room, need: Need, kind: Optional[str] = None) -> Union[Shard, str]:
+    """Return a part on the tightest cards of one kind, of this one where it is said; or why there is none."""
     if not room.gpus:
         return "it has no GPU"
     spec = need.spec
     if spec.engine == LLAMA_CPP:          # a build without CUDA; the other engines do not start without one
         if not any(engine.devices for engine in _usable(room, spec.engine, need.engine_version)):
             return f"its {spec.engine} sees no GPU"
-    free = room.free_gpus()
+    free = [gpu for gpu in room.free_gpus() if kind in (None, gpu.name)]
     if len(free) < fit.gpu_count(spec):
         return f"{len(free)} of {len(room.gpus)} GPUs are free, {fit.gpu_count(spec)} are needed"
     chosen = fit.choose_gpus(spec, need.weights, free)

@@ -19,7 +19,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Un
 
 from llmgw.decide import gangs
 from llmgw.decide.liveness import NodeLife
-from llmgw.decide.placement import Board, Need, NodeState, Placed, Unplaced
+from llmgw.decide.placement import Board, Need, NodeState, Placed, Unplaced, has_ended
 from llmgw.domain.model import ModelSpec, Weights
 from llmgw.domain.replica import Replica, ReplicaWish, Shard, ShardObserved, ShardState
 
@@ -209,9 +209,7 @@ def _after_stop(replica: Replica, nodes: Mapping[str, NodeState]) -> List[Step]:
         node = nodes.get(shard.node)
         if node is None or node.liveness.life is NodeLife.LOST:
             continue                  # it will be told when it comes back: what is not wanted is ended there
-        seen = observed_shard(replica, shard, node)
-        is_gone = seen is None or seen.state is ShardState.STOPPED
-        if not (node.observed is not None and node.acknowledged and is_gone):
+        if not has_ended(replica, shard, node):
             return []
     return [Remove(replica.id)]
 

@@ -1,6 +1,7 @@
 """An agent with the real llama-server: installs, serves, survives, and says what is wrong."""
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -34,6 +35,7 @@ def test_a_node_installs_fetches_proves_and_serves_through_its_gate(served, node
     pid = node.seen(observed).pid
     assert key.encode() not in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     assert key not in node.log() and "PYTHONPATH" not in proc.environ(pid)
+    assert json.loads((folder / "state.json").read_text())["program"] == os.readlink(f"/proc/{pid}/exe"), "its files stay"
     assert not (node.data / "blobs" / "sha256" / engine.name).exists()
 
 

@@ -222,6 +222,17 @@ def test_stand_in_a_kill_between_any_two_steps_leaves_nothing_that_is_offered_an
     left = [path.name for path in (agent.data / "engines" / "vllm").iterdir()]
     assert left == ["0.30.1"]
     until(lambda: not agent.gigabytes(), "what only an install needs is removed", 60)
+    agent.close()
+    site.index.add("tinydep", "1.1")               # the same again for other packages: the old environment stays until the new one runs
+    site.admin.json("DELETE", paths.fill(paths.ENGINE_LOCKS, engine="vllm", version="0.30.1"))
+    for step in ("python-resolved", "python-ours", "python-before-rename", "python-after-rename"):
+        agent.start(LLMGW_FAILPOINT=f"{step}:kill", **USER)
+        assert agent.process.wait(240) == -signal.SIGKILL and agent.runs(), step
+    agent.start(**USER)
+    until(lambda: not agent.folder.exists(), "the old environment goes, nothing runs of it", 240)
+    (new,) = (agent.data / "engines" / "vllm").iterdir()
+    assert new.name.startswith("0.30.1~") and site.engine("n1")["usable"] and agent.owners() == ({os.geteuid()}, 0)
+    assert "tinydep==1.0" in (agent.data / "state" / "packages" / "vllm-0.30.1.txt").read_text()
 
 
 def test_stand_in_a_node_asks_github_for_uv_and_python_only_when_the_control_plane_cannot(cut_off_site):

@@ -159,6 +159,21 @@ def test_a_newer_engine_or_other_weights_roll_too():
     assert [kind for kind, _ in kinds(steps([want(mark="other", **CPU)], [current("m-1")], nodes))] == ["Place"]
 
 
+def test_what_runs_of_former_packages_rolls_once_its_node_has_the_new_ones():
+    outdated = replace(seen("m-1"), outdated="vllm 1 was installed again, of other packages")
+    first, second = current("m-1"), current("m-2", "b")
+    nodes = [node("a", 3.2, shards=[outdated]), node("b", 3.2, shards=[seen("m-2")])]
+    (step,) = steps([want(replicas=2, **CPU)], [first, second], nodes)
+    assert (type(step).__name__, step.shards[0].node) == ("Place", "a") and step.reason.endswith("again, of other packages")
+    new = current("m-3", created_at=5)
+    nodes = [node("a", 3.2, shards=[outdated, seen("m-3")]), node("b", 3.2, shards=[seen("m-2")])]
+    assert kinds(steps([want(replicas=2, **CPU)], [first, second, new], nodes)) == [("Drain", "m-1")]
+    full = [node("a", 3.2, shards=[replace(outdated)]), node("b", 0.1, shards=[seen("m-2")])]
+    large = [row("m-1", "a", spec(**CPU), of=weights(size=3)), row("m-2", "b", spec(**CPU), of=weights(size=3))]
+    assert kinds(steps([want(replicas=2, size=3, **CPU)], large, full)) == [("Drain", "m-1")]
+    assert steps([want(replicas=2, **CPU)], [second], [node("b", shards=[seen("m-2")])])[0].shards[0].node == "b"
+
+
 def test_a_drained_node_s_replica_is_replaced_elsewhere_first():
     nodes = [node("a", shards=[seen("m-1")], draining=True), node("b")]
     assert kinds(steps([want(**CPU)], [current("m-1")], nodes)) == [("Place", "b")]

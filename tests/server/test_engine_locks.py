@@ -162,6 +162,18 @@ def test_relock_forgets_a_list_and_the_next_node_makes_one(locks):
     assert new.sha256 != old.sha256 and locks.complete(OTHER).locks == ((X86, new.sha256),)
 
 
+def test_relock_with_another_date_has_nodes_make_a_list_of_that_date(locks):
+    old = locks.propose(OTHER, X86, AS_OF, FOUND, "n1")
+    later = replace(OTHER, as_of="2026-12-24T00:00:00Z")
+    assert locks.complete(later).locks == ()               # a date alone changes no node
+    (told,) = locks.relock(later)
+    assert (told.platform, told.sha256) == (X86, old.sha256) and locks.complete(later).locks == ((X86, ""),)
+    assert locks.relock(later) == []                       # said once is enough
+    default = replace(DEFAULT, as_of="2026-12-24T00:00:00Z")
+    assert {view.platform for view in locks.relock(default)} == {ARM, X86}
+    assert locks.complete(default).locks == ((ARM, ""), (X86, ""))
+
+
 def test_relock_of_the_default_version_sets_the_shipped_list_aside(locks):
     assert len(locks.relock(DEFAULT)) == 2
     assert locks.complete(DEFAULT).locks == ((ARM, ""), (X86, ""))

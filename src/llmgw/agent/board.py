@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from dataclasses import dataclass
-from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from llmgw.domain.engine import EngineObserved
 from llmgw.domain.heartbeat import NodeDesired, NodeObserved
@@ -14,6 +14,7 @@ from llmgw.domain.replica import ShardObserved, ShardState
 
 Key = Tuple[str, str]             # (engine, version), or (weights, fingerprint)
 Door = Tuple[str, int]            # (shard, incarnation)
+UNKNOWN = "?"                     # a program that an agent started which wrote none down
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Usable:
 
     program: str
     library_dirs: Tuple[str, ...] = ()
+    former: Tuple[str, ...] = ()      # folders of it that it took the place of, of other packages
 
 
 class Board:
@@ -47,6 +49,7 @@ class Board:
         self._usable: Dict[Key, Usable] = {}
         self._weights: Dict[Key, WeightsObserved] = {}
         self._shards: Dict[str, ShardObserved] = {}
+        self._programs: Dict[str, str] = {}   # of the engine that a shard runs, or is about to; empty: none
         self._open: FrozenSet[Door] = frozenset()
         self._notes: Dict[str, str] = {}
         self._listeners: List[Callable[[], None]] = []
@@ -128,6 +131,27 @@ class Board:
         with self._lock:
             return self._engines.get(key), self._usable.get(key)
 
+    def take_engine(self, key: Key, shard_id: str) -> Optional[Usable]:
+        """Return the engine for a shard that is about to start it: from now on its files stay."""
+        with self._lock:
+            usable = self._usable.get(key)
+            if usable is not None:
+                self._programs[shard_id] = usable.program
+            return usable
+
+    def put_program(self, key: Key, shard_id: str, program: str) -> str:
+        """Record which program a shard runs (empty: none); return, in words, what took its place meanwhile."""
+        with self._lock:
+            self._programs[shard_id] = program
+            usable = self._usable.get(key)
+        is_former = usable is not None and any(program.startswith(folder + "/") for folder in usable.former)
+        return f"{key[0]} {key[1]} was installed again, of other packages" if is_former else ""
+
+    def programs(self) -> Mapping[str, str]:
+        """Return what the shards run; one that was not looked at yet is missing."""
+        with self._lock:
+            return dict(self._programs)
+
     def put_weights(self, seen: WeightsObserved) -> None:
         key = (seen.name, seen.fingerprint)
         with self._lock:
@@ -155,6 +179,7 @@ class Board:
     def drop_shard(self, shard_id: str) -> None:
         with self._lock:
             self._shards.pop(shard_id, None)
+            self._programs.pop(shard_id, None)
         self._wake()
 
     def shards(self) -> Tuple[ShardObserved, ...]:

@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from llmgw.agent import flags
 from llmgw.agent.board import Board, Key, Usable
+from llmgw.agent.former import Former
 from llmgw.agent.install import Installer
 from llmgw.agent.layout import Layout
 from llmgw.agent.prove import Report
@@ -50,6 +51,8 @@ class EngineKeeper:
         self._operator = {item.name: item for item in operator}
         self._here: Dict[Key, decide.Here] = {}
         self._installed: Dict[Key, Installed] = {}
+        self._former = Former(board)
+        self._agreed: Dict[Key, EngineWanted] = {}         # was found to be installed as it is wanted
         self._operators_due: Dict[Key, float] = {}         # when the operator's programs are looked at next
         self._attempts: Dict[Key, Tuple[EngineWanted, decide.Attempt]] = {}
         self._last: Dict[Key, Tuple[EnginePhase, float, float]] = {}     # phase, since, told at
@@ -59,13 +62,14 @@ class EngineKeeper:
     def recall(self) -> None:
         """Find what is installed; remove what an interrupted install left. Nothing here is usable yet."""
         self._python.recall()
-        for folder in installed.folders(self._layout.engines):
-            found = installed.read(folder)
-            if found is None or self._layout.engine(found.name, found.version) != folder:
-                log.info("unfinished install removed path=%s", folder)
-                files.remove(folder)
-                continue
+        whole = installed.find(self._layout.engines)
+        for folder in sorted(set(installed.folders(self._layout.engines)) - {found.folder for found in whole}):
+            log.info("unfinished install removed path=%s", folder)
+            files.remove(folder)
+        for found in whole:                   # the newest of a version comes last
             key = (found.name, found.version)
+            if key in self._installed:
+                self._former.add(self._installed[key])
             self._installed[key] = found
             self._here[key] = decide.Here(installed_at=found.installed_at, cuda=found.cuda)
 
@@ -78,7 +82,6 @@ class EngineKeeper:
         for name in self._operator:
             self._check_operators(name, wanted)
         ours = [item for item in wanted if item.name not in self._operator and self._can_be_ours(item)]
-        self._set_outdated_aside(ours, in_use)
         # installed versions that shards use, or that nobody has asked about yet, are looked at too
         kept = [EngineWanted(*key) for key in self._here
                 if key not in {(item.name, item.version) for item in ours} and (desired is None or key in in_use)]
@@ -91,10 +94,15 @@ class EngineKeeper:
                 self._recheck((step.wanted.name, step.wanted.version))
             else:
                 self._remove((step.name, step.version))
+        outdated = [item for item in ours if self._is_outdated(item)]
+        for item in outdated:
+            self._renew(item)
+        self._remove_former()
         if desired is not None:
             self._forget_unwanted(wanted)
-            if all((item.name, item.version) in self._here for item in wanted
-                   if self._python.knows(item.name) and item.name not in self._operator):
+            if not outdated and all(
+                    (item.name, item.version) in self._here for item in wanted
+                    if self._python.knows(item.name) and item.name not in self._operator):
                 self._python.tidy()           # no install is under way, or waits for its next try
         self._board.put_engines_probed()
         return None
@@ -115,15 +123,65 @@ class EngineKeeper:
                        f"name a Python that has it: engines: {{{item.name}: {{python: /PATH}}}} in agent.yaml")
         return False
 
-    def _set_outdated_aside(self, ours: Sequence[EngineWanted], in_use: Sequence[Key]) -> None:
-        """Remove environments of packages that are no longer the fleet's, once nothing runs of them."""
-        for item in ours:
-            key = (item.name, item.version)
-            made = self._installed.get(key)
-            if made is not None and self._python.knows(item.name) and key not in in_use \
-                    and self._python.is_outdated(made, item):
-                log.info("engine has packages that the fleet has no more name=%s version=%s", *key)
-                self._remove(key)
+    def _is_outdated(self, item: EngineWanted) -> bool:
+        """Whether an environment is of packages that are no longer the fleet's."""
+        key = (item.name, item.version)
+        made = self._installed.get(key)
+        return (made is not None and self._python.knows(item.name) and self._agreed.get(key) != item
+                and self._python.is_outdated(made, item))
+
+    def _renew(self, item: EngineWanted) -> None:
+        """Make an environment of the fleet's packages beside the one there is, which serves until the new one runs."""
+        key = (item.name, item.version)
+        before, attempt = self._installed[key], self._attempts.get(key)
+        if attempt is not None and self._clock.monotonic() < decide.retry_at(attempt[1]):
+            return
+        try:
+            made = self._python.install(item, self._renewing(key), [before, *self._former.of(key)])
+        except download.Stopped:
+            return
+        except LlmgwError as error:
+            self._failed(item, error)
+            return
+        self._attempts.pop(key, None)
+        self._said.is_over(f"{key}")
+        self._agreed[key] = item
+        if made.folder == before.folder:
+            self._recheck(key)                # it was of the right packages all the time
+            return
+        self._former.drop(made)
+        self._former.add(before)
+        self._runs(key, made)
+        log.info("engine installed beside its former packages name=%s version=%s archive=%s says=%s", *key,
+                 made.archive, made.says)
+        self._sweep_tools()
+
+    def _renewing(self, key: Key) -> Report:
+        """Return who tells the progress while the former environment serves."""
+        def tell(phase: EnginePhase, message: str, done: Optional[int] = None, total: Optional[int] = None) -> None:
+            if self._board.engine(key)[1] is None:
+                self._report(key, phase, message, done, total)
+            elif time.monotonic() - self._last[key][2] >= REPORT_SECONDS:
+                self._tell_serving(key, f"new packages: {message}", done=done, total=total)
+        return tell
+
+    def _tell_serving(self, key: Key, message: str, hint: str = "", done: Optional[int] = None,
+                      total: Optional[int] = None) -> None:
+        """Tell of an environment that serves while another one is made, or cannot be."""
+        made = self._installed[key]
+        self._tell(key, EnginePhase.INSTALLED, f"{made.says}; {message}", hint, usable=self._board.engine(key)[1],
+                   devices=made.devices, done=done, total=total)
+
+    def _remove_former(self) -> None:
+        """Remove environments beside which a newer one runs, once nothing runs of them."""
+        gone = [made for made in self._former.unused() if self._here[made.name, made.version].runs]
+        for made in gone:
+            self._python.removing(made)
+            files.remove(made.folder)
+            self._former.drop(made)
+            log.info("engine of former packages removed path=%s", made.folder)
+        if gone:
+            self._sweep_tools()
 
     def _due(self, wanted: Sequence[EngineWanted]) -> Mapping[Key, decide.Attempt]:
         """Return the failed attempts; one at what is no longer wanted in that form does not count."""
@@ -182,13 +240,17 @@ class EngineKeeper:
         phase = (EnginePhase.MISSING if isinstance(error, RequirementMissing) else
                  EnginePhase.RESOLVING if isinstance(error, TryAgain) else EnginePhase.FAILED)
         wait = decide.retry_at(attempt) - self._clock.monotonic()
-        self._tell(key, phase, error.message + f"; tried again in {wait:.0f} seconds", error.hint or "")
+        told = error.message + f"; tried again in {wait:.0f} seconds"
+        if self._board.engine(key)[1] is not None:
+            self._tell_serving(key, f"new packages: {told}", error.hint or "")
+        else:
+            self._tell(key, phase, told, error.hint or "")
         if self._said.is_new(f"{key}", error.message):
             log.warning("engine not installed name=%s version=%s reason=%s: %s", *key, error.reason, error.message)
 
     def _recheck(self, key: Key) -> None:
         """Run an installed version again. One that stops running is reported; what runs of it is left alone."""
-        found, folder = self._installed[key], self._layout.engine(*key)
+        found, folder = self._installed[key], self._folder(key)
         try:
             again = self._prove(key, folder, found)
         except LlmgwError as error:
@@ -212,9 +274,10 @@ class EngineKeeper:
     def _runs(self, key: Key, seen: Installed) -> None:
         self._installed[key] = seen
         self._here[key] = decide.Here(self._clock.monotonic(), True, seen.installed_at, seen.cuda)
-        program = os.path.join(self._layout.engine(*key), seen.program)
+        program = os.path.join(self._folder(key), seen.program)
         if not self._has_lost_flags(key, program, seen.says):
-            self._tell(key, EnginePhase.INSTALLED, seen.says, usable=Usable(program), devices=seen.devices)
+            self._tell(key, EnginePhase.INSTALLED, seen.says, usable=Usable(program, former=self._former.folders(key)),
+                       devices=seen.devices)
 
     def _has_lost_flags(self, key: Key, program: str, says: str, source: str = "") -> bool:
         """Whether it does not take some flag of ours; then that is told, and it is not offered."""
@@ -279,19 +342,25 @@ class EngineKeeper:
             raise EngineFailed(f"it holds ray {found}, {needed}", hint=hint)
 
     def _remove(self, key: Key) -> None:
-        made = self._installed.get(key)
-        if made is not None and self._python.knows(key[0]):
-            self._python.removing(made)
-        files.remove(self._layout.engine(*key))
+        here = [made for made in (self._installed.get(key), *self._former.of(key)) if made is not None]
+        for made in here:
+            if self._python.knows(key[0]):
+                self._python.removing(made)
+            files.remove(self._folder(key, made))
+            self._former.drop(made)
         self._here.pop(key, None)
         self._installed.pop(key, None)
         self._board.drop_engine(key)
         log.info("engine removed name=%s version=%s", *key)
 
+    def _folder(self, key: Key, made: Optional[Installed] = None) -> str:
+        return (made or self._installed[key]).folder or self._layout.engine(*key)
+
     def _sweep_tools(self) -> None:
         desired = self._board.desired
         self._python.sweep(desired.node.engines if desired else (),
-                           [made for key, made in self._installed.items() if self._python.knows(key[0])])
+                           [made for made in (*self._installed.values(), *self._former.all())
+                            if self._python.knows(made.name)])
 
     def _forget_unwanted(self, wanted: Sequence[EngineWanted]) -> None:
         """Drop from the report what is neither wanted nor here."""

@@ -75,8 +75,12 @@ class PythonInstaller:
     def _list_name(self, item: EngineWanted) -> str:
         return recipes.list_name(recipes.platform(self._known[item.name], self._facts().arch), item.with_ray)
 
-    def install(self, item: EngineWanted, report: Report) -> Installed:
-        """Install it and return it; an error in words when something is missing, withdrawn or different."""
+    def install(self, item: EngineWanted, report: Report, here: Sequence[Installed] = ()) -> Installed:
+        """Install it and return it; an error in words when something is missing, withdrawn or different.
+
+        ``here``: what there is of this version already. One of it is returned when it is of the right packages;
+        what is new comes beside it.
+        """
         if not item.as_of:
             raise TryAgain(item.assets_problem or "the control plane does not say yet as of when to take its packages")
         recipe, facts = self._known[item.name], self._facts()
@@ -89,13 +93,14 @@ class PythonInstaller:
             runner = Uv(self._tools.uv(item, facts.arch, report), self._layout, self._given, label, self._stopping,
                         self._user.of_uv() if self._user else None)
             base = self._tools.python(item, facts.arch, runner, report)
-            made = self._build(item, recipe, runner, base, scratch, report)
+            made = self._build(item, recipe, runner, base, scratch, report, here)
         except follow.Stopped as error:
             raise download.Stopped(error.message) from None
         except LlmgwError:
             with contextlib.suppress(StorageError):
                 files.remove(scratch)         # what failed takes no room until it is tried again; the cache stays
             raise
+        files.remove(scratch)                 # of what was there already
         self.tidy()
         return made
 
@@ -106,12 +111,15 @@ class PythonInstaller:
         self._tools.tidy()
 
     def _build(self, item: EngineWanted, recipe: Recipe, runner: Uv, base: str, scratch: str,
-               report: Report) -> Installed:
+               report: Report, here: Sequence[Installed]) -> Installed:
         runner.make_environment(base, scratch)
         failpoint.reach("python-made")
         python = os.path.join(scratch, PROGRAM)
         report(EnginePhase.RESOLVING, f"finding the packages of {runner.label} as of {item.as_of}")
         pins = self._pins(item, recipe, runner, python, report)
+        known = next((made for made in here if made.packages == lock.digest(pins)), None)
+        if known is not None:
+            return known
         listed = os.path.join(scratch, LIST)
         files.write_atomic(listed, lock.write(pins).encode("ascii"), mode=0o644)
         failpoint.reach("python-agreed")
@@ -133,12 +141,14 @@ class PythonInstaller:
         installed.write(scratch, made)
         failpoint.reach("python-before-rename")
         final = self._layout.engine(item.name, item.version)
-        files.remove(final)
+        if final in [there.folder for there in here]:
+            final = installed.beside(final, made.packages)
+        files.remove(final)                   # without its marker it was never whole
         with files.storing("rename", scratch):
             os.replace(scratch, final)
             files.fsync_dir(os.path.dirname(final))
         failpoint.reach("python-after-rename")
-        return made
+        return replace(made, folder=final)
 
     def _pins(self, item: EngineWanted, recipe: Recipe, runner: Uv, python: str, report: Report) -> lock.Pins:
         """Return the packages as this node finds them, the same as the fleet's; without an index, a vouched list."""
@@ -219,15 +229,15 @@ class PythonInstaller:
 
     def removing(self, made: Installed) -> None:
         """Keep the list of an environment that is about to be removed."""
-        text = files.read_bytes(os.path.join(self._layout.engine(made.name, made.version), LIST))
+        text = files.read_bytes(os.path.join(made.folder, LIST))
         if text:
             files.make_dir(self._layout.lists)
-            files.write_atomic(os.path.join(self._layout.lists, f"{made.name}-{file_name(made.version)}.txt"), text)
+            name = f"{made.name}-{os.path.basename(made.folder)}.txt"
+            files.write_atomic(os.path.join(self._layout.lists, name), text)
 
     def sweep(self, wanted: Sequence[EngineWanted], here: Sequence[Installed]) -> None:
         """Remove tools that neither an environment nor a wanted engine needs."""
-        kept = [os.path.realpath(os.path.join(self._layout.engine(made.name, made.version), made.program))
-                for made in here]
+        kept = [os.path.realpath(os.path.join(made.folder, made.program)) for made in here]
         kept += [os.path.join(self._layout.tools, f"{tool.name}-{file_name(tool.version)}", "x")
                  for item in wanted for tool in item.tools]
         self._tools.forget_others(kept)

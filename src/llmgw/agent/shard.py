@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from llmgw.agent import shard_row, sidecars
-from llmgw.agent.board import Board, Usable
+from llmgw.agent.board import UNKNOWN, Board
 from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.gpu_proof import GpuProof
 from llmgw.agent.layout import Layout
@@ -49,6 +49,7 @@ class ShardKeeper:
         self.poke = threading.Event()
         self.done = threading.Event()
         self._wanted: ShardWanted = wanted
+        self._key = (wanted.model.engine, wanted.engine_version)
         self._end = threading.Event()
         self._board, self._layout, self._ports, self._clock = board, layout, ports, clock
         self._engine = registry.get(wanted.model.engine)
@@ -105,11 +106,11 @@ class ShardKeeper:
 
     def _seen(self) -> Seen:
         now = self._clock.monotonic()
-        usable = self._usable()
         held = self._board.weights((self._wanted.weights.name, self._wanted.weights.fingerprint))
         gang, runs = self._wanted.gang, self._runs()
         return Seen(
-            state=self._state, wanted=not self._end.is_set(), engine_usable=usable is not None,
+            state=self._state, wanted=not self._end.is_set(),
+            engine_usable=self._board.engine(self._key)[1] is not None,
             weights_whole=held is not None and held.phase is WeightsPhase.WHOLE,
             runs=runs, turn_over=gang is not None and self._row.turn < gang.turn,
             must_wait=bool(why_wait(gang, self._wanted.rank, self._row.turn)),
@@ -124,8 +125,8 @@ class ShardKeeper:
     # steps ------------------------------------------------------------------
 
     def _wait_for_engine(self) -> None:
-        seen, _ = self._board.engine((self._wanted.model.engine, self._wanted.engine_version))
-        name = f"{self._wanted.model.engine} {self._wanted.engine_version}"
+        seen, _ = self._board.engine(self._key)
+        name = " ".join(self._key)
         self._move(Event.ENGINE_GONE, "WaitingForEngine",
                    f"waits for {name}: {seen.message or seen.phase.value}" if seen else f"waits for {name}")
 
@@ -141,13 +142,14 @@ class ShardKeeper:
     def _start_program(self) -> None:
         if self._state is ShardState.WAITING:
             self._move(Event.ENGINE_READY)
-        usable = self._usable()
+        usable = self._board.take_engine(self._key, self.id)
         if usable is None:
             return
         program: Optional[Program] = None
         if self._row.incarnation and spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS):
             self._say("CannotStop", "what is left of its last run does not end")
             return
+        self._row = dataclasses.replace(self._row, program=usable.program)
         try:
             self._row = next_row(self._row, self._wanted, self._engine, self._ports)
             log_tail.rotate(self._log_path)
@@ -339,9 +341,6 @@ class ShardKeeper:
             self._start = progress.seen(self._start, start_sign(self._row.identity.pid, self._log_path), now)
         return progress.start_has_stalled(self._start, now)
 
-    def _usable(self) -> Optional[Usable]:
-        return self._board.engine((self._wanted.model.engine, self._wanted.engine_version))[1]
-
     @property
     def _follows(self) -> bool:
         return self._wanted.rank > 0
@@ -370,11 +369,12 @@ class ShardKeeper:
 
     def _tell(self) -> None:
         identity = self._row.identity
-        running = self._state in (ShardState.STARTING, ShardState.READY, ShardState.UNREADY)
+        runs = self._state in (ShardState.STARTING, ShardState.READY, ShardState.UNREADY)
+        outdated = self._board.put_program(self._key, self.id, (self._row.program or UNKNOWN) if identity else "")
         self._board.put_shard(ShardObserved(
             self.id, self._state, self._reason, self._message, self._since, self._row.incarnation,
-            identity.pid if identity and running else None, self._row.port if running and not self._follows else None,
-            self._row.restarts, self._row.first_failure, self._row.turn, self._row.meet_port if running else 0))
+            identity.pid if identity and runs else None, self._row.port if runs and not self._follows else None,
+            self._row.restarts, self._row.first_failure, self._row.turn, self._row.meet_port if runs else 0, outdated))
 
 
 _STEPS: Dict[Step, Callable[[ShardKeeper], None]] = {

@@ -34,6 +34,7 @@ class ShardRow:
     turn: int = 0                 # of its gang, in which it was started last
     meet_port: int = 0            # where the other ranks meet it
     sidecars: Tuple[spawn.Identity, ...] = ()
+    program: str = ""             # of the engine that was started last
     inner_ports: Tuple[int, ...] = ()     # for what its programs say to each other
 
     @property
@@ -53,7 +54,7 @@ class ShardRow:
 _IDENTITY = Record(spawn.Identity, boot_id=text, pid=whole, start=whole, marker_name=text, marker_value=text)
 _ROW = Record(ShardRow, id=text, incarnation=whole, port=optional(whole), identity=optional(_IDENTITY),
               ready=flag, restarts=whole, first_failure=optional(wire.FIRST_FAILURE),
-              turn=whole, meet_port=whole, sidecars=tuple_of(_IDENTITY), inner_ports=tuple_of(whole))
+              turn=whole, meet_port=whole, sidecars=tuple_of(_IDENTITY), program=text, inner_ports=tuple_of(whole))
 
 
 def write(folder: str, row: ShardRow) -> None:

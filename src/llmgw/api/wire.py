@@ -64,7 +64,7 @@ FIRST_FAILURE = Record(replica.FirstFailure, at=number, message=text, command=te
 SHARD_OBSERVED = Record(
     replica.ShardObserved, id=text, state=one_of(replica.ShardState), reason=text, message=text,
     since=number, incarnation=whole, pid=optional(whole), port=optional(whole), restarts=whole,
-    first_failure=optional(FIRST_FAILURE), turn=whole, meet_port=whole)
+    first_failure=optional(FIRST_FAILURE), turn=whole, meet_port=whole, outdated=text)
 
 NODE_OBSERVED = Record(
     heartbeat.NodeObserved, identity=NODE_IDENTITY, facts=NODE_FACTS, probed=flag, epoch=whole,

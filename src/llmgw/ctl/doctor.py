@@ -143,7 +143,7 @@ class Doctor:
     def _installed(self, found: Installed) -> Finding:
         if found.name != LLAMA_CPP:
             return self._as_marked(found)
-        folder = installed.version_dir(self._engines, found.name, found.version)
+        folder = found.folder
         path, label = os.path.join(folder, found.program), f"{found.name} {found.version}"
         lacking, problem = self._lacking(engine.elves(folder), path)
         checks = self._check(found.name, lacking, installed=True, cuda=found.cuda)
@@ -152,7 +152,7 @@ class Doctor:
 
     def _as_marked(self, found: Installed) -> Finding:
         """Return an engine that takes a GPU and minutes to run: what its install saw must do."""
-        folder = installed.version_dir(self._engines, found.name, found.version)
+        folder = found.folder
         runs = self._holds(found.name, os.path.join(folder, found.program))
         if runs.status is Status.OK:
             runs = Requirement(RUNS, Status.OK, f"{runs.message}; it ran when it was installed: {found.says}")

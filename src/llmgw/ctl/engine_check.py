@@ -71,7 +71,7 @@ def _program(options: argparse.Namespace, engine: Engine) -> str:
     if not here:
         return ""
     newest = max(here, key=lambda item: item.installed_at)
-    return os.path.join(installed.version_dir(engines, newest.name, newest.version), newest.program)
+    return os.path.join(newest.folder, newest.program)
 
 
 def _args(path: Optional[str], engine: str) -> Tuple[str, ...]:

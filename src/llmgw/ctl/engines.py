@@ -79,8 +79,8 @@ def _lock(options: argparse.Namespace, client: Any) -> int:
         return 0
     found = [wire.LOCK_VIEW.decode(item, "list of packages") for item in data["items"]]
     if options.what == "relock":
-        output.say(f"{engine.name} {engine.version}: {len(found)} lists forgotten; the next node makes a new one, and "
-                   "nodes that have the old packages install anew when nothing runs of them")
+        output.say(f"{engine.name} {engine.version}: {len(found)} lists forgotten; the next node makes a new one. "
+                   "Nodes install it beside the old packages, then what runs of those is replaced")
         return 0
     output.write_table(LOCK_TITLES, [_lock_row(view) for view in found],
                        empty=f"{engine.name} {engine.version}: no list yet, the first node that installs it makes one")

@@ -240,7 +240,13 @@ class _Turn:
         self.problems: Tuple[str, ...] = ()
 
     def _may_stay(self, row: Replica) -> bool:
-        return self._board.may_stay(row, self._want.spec) and not self._is_drained(row)
+        return (self._board.may_stay(row, self._want.spec) and not self._is_drained(row)
+                and not self._outdated(row))
+
+    def _outdated(self, row: Replica) -> str:
+        """Return why a node says that what runs of it is not what it would start now."""
+        seen = [observed_shard(row, shard, self._nodes.get(shard.node)) for shard in row.shards]
+        return next((one.outdated for one in seen if one is not None and one.outdated), "")
 
     def _is_drained(self, row: Replica) -> bool:
         return any(self._nodes[shard.node].draining for shard in row.shards if shard.node in self._nodes)
@@ -346,6 +352,8 @@ class _Turn:
             return "its weights have changed"
         if _served(row.model) != _served(want.spec):
             return "its model was edited"
+        if self._outdated(row):
+            return self._outdated(row)
         return "it may no longer run on its node"
 
 

@@ -118,3 +118,4 @@ class ShardObserved:
     first_failure: Optional[FirstFailure] = None
     turn: int = 0             # of its gang, in which its program was started last
     meet_port: int = 0        # where the other ranks meet this one
+    outdated: str = ""        # why what runs is not what would be started now, in words

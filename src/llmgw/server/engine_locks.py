@@ -95,6 +95,14 @@ class EngineLocks:
             self._shipped[name, version] = () if text is None else _shipped_views(name, version, text, recipe)
         return self._shipped[name, version]
 
+    def _earlier(self, engine: EngineWanted) -> List[LockView]:
+        """Return the lists of this version by whatever date, one per platform."""
+        found = {view.platform: view for view in self._of_llmgw(engine.name, engine.version)}
+        for entry in self._store.range(f"{records.LOCKS}{engine.name}/{engine.version}/"):
+            view = wire.LOCK_VIEW.decode(entry.value, entry.key)
+            found[view.platform] = view
+        return [view for view in found.values() if view.sha256]
+
     def text(self, engine: EngineWanted, platform: str) -> str:
         """Return the list in force; NotFound while there is none."""
         for view in self.views(engine):
@@ -156,8 +164,11 @@ class EngineLocks:
         return self._store.txn([compare], operations) is not None
 
     def relock(self, engine: EngineWanted) -> List[LockView]:
-        """Forget the lists in force: the next node makes new ones. Return what was forgotten."""
-        gone = [view for view in self.views(engine) if view.sha256]
+        """Forget the lists in force, or of an earlier date: the next node makes new ones. Return what was forgotten."""
+        views = self.views(engine)
+        gone = [view for view in views if view.sha256] or [
+            replace(view, as_of=self.as_of(engine)[0]) for view in self._earlier(engine)
+            if view.platform not in {known.platform for known in views}]
         for view in gone:
             empty = replace(view, sha256="", packages=0, source="", made_at=self._clock.wall())
             self._store.txn([], [Put(_key(view), wire.LOCK_VIEW.encode(empty)),

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, List, Optional, Tuple
 
 from llmgw.domain.errors import StorageError
@@ -26,6 +26,7 @@ class Installed:
     archive: str = ""             # the asset it came from
     cuda: str = ""                # the CUDA version it was built for; empty: the CPU build
     packages: str = ""            # sha256 of the list of packages that it was made from
+    folder: str = field(default="", compare=False)     # where it was read
 
 
 def version_dir(engines: str, name: str, version: str) -> str:
@@ -33,11 +34,22 @@ def version_dir(engines: str, name: str, version: str) -> str:
     return os.path.join(engines, file_name(name), file_name(version))
 
 
+def beside(folder: str, packages: str) -> str:
+    """Return where a version lies that is made again, of other packages, while the first in ``folder`` is in use."""
+    return f"{folder}~{packages[:12]}"
+
+
+def is_at_home(engines: str, item: Installed) -> bool:
+    """Say whether what was read lies where such a thing belongs."""
+    usual = version_dir(engines, item.name, item.version)
+    return item.folder in (usual, beside(usual, item.packages) if item.packages else usual)
+
+
 def read(folder: str) -> Optional[Installed]:
     """Return what is installed in ``folder``, None when nothing whole is."""
     try:
         data = files.read_bytes(os.path.join(folder, MARKER))
-        return _from_json(json.loads(data)) if data else None
+        return replace(_from_json(json.loads(data)), folder=folder) if data else None
     except (ValueError, KeyError, TypeError, AttributeError, StorageError):
         return None
 
@@ -56,10 +68,9 @@ def folders(engines: str) -> List[str]:
 
 
 def find(engines: str) -> List[Installed]:
-    """Return all that is whole; what cannot be read is not there."""
-    found = [(folder, read(folder)) for folder in folders(engines)]
-    return [item for folder, item in found
-            if item is not None and version_dir(engines, item.name, item.version) == folder]
+    """Return all that is whole, the oldest first; what cannot be read is not there."""
+    found = [item for item in map(read, folders(engines)) if item is not None and is_at_home(engines, item)]
+    return sorted(found, key=lambda item: item.installed_at)
 
 
 def _folders(path: str) -> List[str]:

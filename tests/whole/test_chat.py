@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 
 import openai
 import pytest
@@ -125,6 +126,22 @@ def test_no_secret_is_in_any_command_line_or_log(cluster, client):
     assert "llama-server" in seen
     assert [secret[:20] for secret in secrets if secret in seen] == []
     assert not re.search(r"--api-key\s", seen)
+
+
+def test_a_support_bundle_of_all_this_has_states_and_logs_and_neither_secrets_nor_prompts(cluster, client, tmp_path):
+    client.chat.completions.create(**{**ASK, "messages": [{"role": "user", "content": "Is Zanzibar-4711 the capital of Xanadu?"}]})
+    cluster.ctl("support-bundle", tmp_path / "b.tar.gz")
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        found = {member.name.partition("/")[2]: archive.extractfile(member).read().decode() for member in archive}
+    (replica,) = cluster.items("replicas")
+    assert set(found) == {"about.json", "nodes.json", "models.json", "replicas.json", "engines.json", "mirror.json", "events.json",
+                          f"logs/{replica['id']}.log"}
+    assert "model" in found[f"logs/{replica['id']}.log"] and replica["id"] in found["replicas.json"]
+    keys = [path.read_text().strip() for path in cluster.dir("node-1").glob("shards/*/key")]
+    secrets = [cluster.key, *keys, *(path.read_text().strip() for path in (cluster.dir("server") / "tokens").iterdir())]
+    everything = "\n".join(found.values())
+    assert keys and [secret[:16] for secret in secrets if secret.split("_", 3)[-1] in everything] == []
+    assert "Zanzibar" not in everything and "Xanadu" not in everything
 
 
 def test_stopping_leaves_no_process_behind(cluster):

@@ -45,7 +45,8 @@ OVER_NODES = (VLLM, SGLANG)       # the engines that one replica can run over se
 
 MAX_TEMPLATE_BYTES = 1 << 20
 # Older ones let requests in without a key (GHSA-94f4-hr76-p5j6), or run what they are sent (CVE-2026-3059, -3060).
-# TensorRT-LLM before 0.18.2 runs what its own socket is sent (CVE-2025-23254).
+# TensorRT-LLM before 0.18.2 runs what its own socket is sent (CVE-2025-23254, NVIDIA security bulletin 5648 of April
+# 2025; "addresses known security issues", NVIDIA/TensorRT-LLM#3611, which put an HMAC before the pickle, #3384).
 MIN_VERSIONS = {VLLM: "0.22.0", SGLANG: "0.5.10", TRTLLM: "0.18.2"}
 # How many requests a replica runs at once where nobody says it: these engines share their memory among all.
 PARALLEL = {VLLM: 256, SGLANG: 256, TRTLLM: 256}

@@ -13,6 +13,7 @@ from llmgw.domain.gate import GateTable, PeerDoor
 from llmgw.domain.model import CHUNK_BYTES
 from llmgw.system import files
 from llmgw.system.have import Have
+from llmgw.system.shares import COMING as COMING_HERE
 from tests.agent.test_gate import KEY, GateProcess, entry, sha256
 from tests.fakes.raw_client import RawClient, ask, request
 from tests.fakes.upstream import Upstream, wait_for
@@ -35,7 +36,8 @@ class PeerGate(GateProcess):
             with open(path, "wb") as out:
                 out.write(DATA[:2 * CHUNK_BYTES] if path == layout.partial(COMING) else DATA)
         coming = Have(layout.partial(COMING), len(DATA))
-        coming.mark(1)
+        coming.mark([1])
+        coming.mark([2], COMING_HERE)
         coming.close()
         super().__init__(folder, *entries)
 
@@ -69,7 +71,7 @@ def test_a_node_with_a_key_reads_ranges_of_a_blob(gate):
 
 
 def test_of_a_blob_that_still_comes_only_proven_chunks_are_read(gate):
-    assert gate.get(COMING, pattern=paths.PEER_CHUNKS).json == {"chunks": "010"}
+    assert gate.get(COMING, pattern=paths.PEER_CHUNKS).json == {"chunks": "012"}
     answer = gate.get(COMING, f"{CHUNK_BYTES}-{2 * CHUNK_BYTES - 1}")
     assert answer.status == 206 and answer.body == DATA[CHUNK_BYTES:2 * CHUNK_BYTES]
     assert answer.headers["content-range"].endswith(f"/{len(DATA)}")

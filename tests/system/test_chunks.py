@@ -12,7 +12,7 @@ import pytest
 
 from llmgw.domain.errors import DigestMismatch, DiskFull, DownloadFailed, LlmgwError, Unreachable
 from llmgw.domain.model import CHUNK_BYTES
-from llmgw.system import chunks
+from llmgw.system import chunk_file, chunks
 from llmgw.system.chunks import Transfer
 from llmgw.system.download import Stopped
 from llmgw.system.http_client import HttpClient
@@ -33,6 +33,12 @@ class Served:
 
     def open(self, first, end):
         return self._client.stream("GET", f"/v1/blobs/{SHA}", headers={"Range": f"bytes={first}-{end - 1}"}, timeout=10)
+
+    def look(self):
+        return "1" * COUNT
+
+    def dropped(self, lied):
+        self.was_dropped, self.lied = True, lied
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,7 @@ def other(source):
 
 
 def bring(suppliers, folder, **more):
-    return chunks.bring(suppliers, str(folder / "t"), **{"size": len(DATA), "chunks": CHUNKS,
+    return chunks.bring(lambda: suppliers, str(folder / "t"), **{"size": len(DATA), "chunks": CHUNKS,
                                                          "partial": str(folder / "t.part"), **more})
 
 
@@ -84,14 +90,15 @@ def asked_bytes(plane):
 @pytest.mark.parametrize("streams", [1, 4])
 def test_a_file_comes_whole_and_progress_ends_at_its_size(plane, tmp_path, streams):
     seen = []
-    assert bring([Served(plane)], tmp_path, streams=streams, progress=seen.append) == []
+    assert bring([Served(plane)], tmp_path, streams=streams, progress=seen.append) == chunks.Brought(
+        by={"the control plane": len(DATA)})
     assert (tmp_path / "t").read_bytes() == DATA and not (tmp_path / "t.part").exists()
     assert max(seen) == len(DATA) and asked_bytes(plane) == len(DATA)
     assert len(plane.ranges) >= streams
 
 
 def test_an_empty_file_is_a_file(plane, tmp_path):
-    assert bring([Served(plane)], tmp_path, size=0, chunks=()) == []
+    assert bring([Served(plane)], tmp_path, size=0, chunks=()) == chunks.Brought()
     assert (tmp_path / "t").read_bytes() == b"" and plane.ranges == []
     with pytest.raises(DownloadFailed, match="no file of"):
         bring([Served(plane)], tmp_path, size=5, chunks=())
@@ -99,7 +106,7 @@ def test_an_empty_file_is_a_file(plane, tmp_path):
 
 def test_one_flipped_byte_costs_one_chunk(plane, tmp_path):
     plane.spoil = spoil_once(2 * CHUNK_BYTES + 77)
-    (bad,) = bring([Served(plane)], tmp_path, streams=1)
+    (bad,) = bring([Served(plane)], tmp_path, streams=1).bad
     assert (tmp_path / "t").read_bytes() == DATA
     assert (bad.index, bad.supplier) == (2, "the control plane")
     again = [one for one in plane.ranges if one.partition("bytes=")[2].startswith(f"{2 * CHUNK_BYTES}-")]
@@ -124,7 +131,7 @@ def test_a_peer_can_do_no_harm(plane, other, tmp_path, fault):
         other.blobs.clear()
     else:
         other.ranged = False
-    bad = bring([Served(plane), peer], tmp_path, streams=1)
+    bad = bring([Served(plane), peer], tmp_path, streams=1).bad
     assert (tmp_path / "t").read_bytes() == DATA
     assert {one.supplier for one in bad} <= {"node-b"}
 
@@ -141,6 +148,12 @@ def test_a_peer_alone_is_enough(other, tmp_path):
 
         def open(self, first, end):
             raise Unreachable("gone")
+
+        def look(self):
+            return "1" * COUNT
+
+        def dropped(self, lied):
+            pass
     bring([Gone(), Served(other, "node-b", spare=True)], tmp_path)
     assert (tmp_path / "t").read_bytes() == DATA
     with pytest.raises(DownloadFailed, match="nobody had the rest"):
@@ -183,12 +196,12 @@ def test_a_repair_writes_one_chunk_in_place(plane, tmp_path):
     target.write_bytes(spoiled)
     inode = target.stat().st_ino
     read = []
-    bad = chunks.wrong(str(target), len(DATA), CHUNKS, pause=read.append)
+    bad = chunk_file.wrong(str(target), len(DATA), CHUNKS, pause=read.append)
     assert bad == [1] and sum(read) == len(DATA)
-    Transfer([Served(plane)], str(target), len(DATA), CHUNKS).run(only=bad)
+    Transfer(lambda: [Served(plane)], str(target), len(DATA), CHUNKS).run(only=bad)
     assert target.read_bytes() == DATA and target.stat().st_ino == inode and asked_bytes(plane) == CHUNK_BYTES
-    assert chunks.wrong(str(target), len(DATA), CHUNKS) == []
-    assert len(chunks.wrong(str(target), len(DATA) - 1, CHUNKS)) == COUNT == len(chunks.wrong("/nowhere", 1, CHUNKS))
+    assert chunk_file.wrong(str(target), len(DATA), CHUNKS) == []
+    assert len(chunk_file.wrong(str(target), len(DATA) - 1, CHUNKS)) == COUNT == len(chunk_file.wrong("/nowhere", 1, CHUNKS))
 
 
 def test_a_disk_without_room_is_said_before_anything_is_fetched(plane, tmp_path):
@@ -226,7 +239,7 @@ def test_a_kill_at_any_moment_is_repaired_by_the_next_fetch(plane, tmp_path, pla
             name, spare = "x", False
             def open(self, first, end):
                 return client.stream("GET", "/v1/blobs/{SHA}", headers={{"Range": f"bytes={{first}}-{{end - 1}}"}})
-        chunks.bring([Supplier()], {str(tmp_path / 't')!r}, size={len(DATA)}, chunks={CHUNKS!r},
+        chunks.bring(lambda: [Supplier()], {str(tmp_path / 't')!r}, size={len(DATA)}, chunks={CHUNKS!r},
                      partial={str(tmp_path / 't.part')!r}, streams=1)
         """)
     done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False,

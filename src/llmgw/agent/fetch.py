@@ -5,14 +5,16 @@ import logging
 import os
 import threading
 import time
-from typing import Callable, List, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Sequence, Tuple
 
 from llmgw.agent.layout import Layout
 from llmgw.api import paths
 from llmgw.api.client import ControlClient
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
-from llmgw.system import chunks, download, failpoint, files
-from llmgw.system.chunks import Bad, Filler, Supplier, Transfer
+from llmgw.system import chunk_file, chunks, download, failpoint, files
+from llmgw.system.chunks import Bad, Brought, Filler, Supplier, Transfer
+from llmgw.system.shares import Patience
 
 log = logging.getLogger(__name__)
 
@@ -32,23 +34,40 @@ class ControlPlane:
     def open(self, first: int, end: int) -> Filler:
         return self._client.stream(self._path, headers={"Range": f"bytes={first}-{end - 1}"})
 
+    def look(self) -> str:
+        raise AssertionError("the control plane has everything")
+
+    def dropped(self, lied: bool) -> None:
+        raise AssertionError("nothing goes on without the control plane")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """How a model came: ``problem`` is what went wrong on the way, ``sources`` who sent how much, in words."""
+
+    problem: str = ""
+    sources: str = ""
+
 
 class Fetcher:
-    """Writes below ``blobs/`` only. ``peers`` says who else has a blob, besides the control plane."""
+    """Writes below ``blobs/`` only. ``peers`` says who else has a blob, besides the control plane.
+
+    ``me`` is this node's name: nodes that fetch the same at once begin in different places.
+    """
 
     def __init__(self, client: ControlClient, layout: Layout,
-                 peers: Callable[[str], Sequence[Supplier]] = lambda digest: ()) -> None:
-        self._client, self._layout, self._peers = client, layout, peers
+                 peers: Callable[[str], Sequence[Supplier]] = lambda digest: (), me: str = "") -> None:
+        self._client, self._layout, self._peers, self._me = client, layout, peers, me
 
-    def fetch(self, weights: Weights, *, reserve_bytes: int, report: Report, stopping: Callable[[], bool]) -> str:
-        """Bring all files of ``weights`` that are not here, and return what went wrong on the way, in words."""
+    def fetch(self, weights: Weights, *, reserve_bytes: int, report: Report, stopping: Callable[[], bool]) -> Fetched:
+        """Bring all files of ``weights`` that are not here."""
         self._check_space(weights, reserve_bytes)
-        done, bad = 0, []
+        done, patience, brought = 0, Patience(), []
         for file in weights.files:
-            bad += self._fetch_file(file, reserve_bytes, _Progress(report, done), stopping)
+            brought.append(self._fetch_file(file, reserve_bytes, _Progress(report, done), stopping, patience))
             done += file.size_bytes
             failpoint.reach("weights-after-blob")
-        return _said(bad, weights)
+        return Fetched(_problem([bad for one in brought for bad in one.bad], weights), _sources(brought))
 
     def _check_space(self, weights: Weights, reserve_bytes: int) -> None:
         """Refuse, before the first byte, what this disk cannot hold; what has come already counts as there."""
@@ -65,16 +84,17 @@ class Fetcher:
         return 0
 
     def _fetch_file(self, file: WeightsFile, reserve_bytes: int, progress: "_Progress",
-                    stopping: Callable[[], bool]) -> List[Bad]:
+                    stopping: Callable[[], bool], patience: Patience) -> Brought:
         target, partial = self._layout.blob(file.sha256), self._layout.partial(file.sha256)
         progress(0)
         if os.path.exists(target):
             return self._look_at(file, progress, stopping)
         if not file.chunks and file.size_bytes:
             self._fetch_whole(file, target, partial, reserve_bytes, progress, stopping)
-            return []
-        return chunks.bring(self._suppliers(file.sha256), target, size=file.size_bytes, chunks=file.chunks,
-                            partial=partial, reserve_bytes=reserve_bytes, progress=progress, stopping=stopping)
+            return Brought(by={ControlPlane.name: file.size_bytes})
+        return chunks.bring(lambda: self._suppliers(file.sha256), target, size=file.size_bytes, chunks=file.chunks,
+                            partial=partial, reserve_bytes=reserve_bytes, progress=progress, stopping=stopping,
+                            me=self._me, patience=patience)
 
     def _fetch_whole(self, file: WeightsFile, target: str, partial: str, reserve_bytes: int, progress: "_Progress",
                      stopping: Callable[[], bool]) -> None:
@@ -83,7 +103,7 @@ class Fetcher:
                        size=file.size_bytes, partial=partial, reserve_bytes=reserve_bytes, progress=progress,
                        stopping=stopping)
 
-    def _look_at(self, file: WeightsFile, progress: "_Progress", stopping: Callable[[], bool]) -> List[Bad]:
+    def _look_at(self, file: WeightsFile, progress: "_Progress", stopping: Callable[[], bool]) -> Brought:
         """Read a blob that is here already, and bring again what of it is wrong."""
         read = [0]
 
@@ -94,29 +114,27 @@ class Fetcher:
                 raise download.Stopped(f"{file.name}: stopped while it was read")
 
         bad = self.damage(file, count)
-        return self.repair(file, bad, progress, stopping) if bad else []
+        return self.repair(file, bad, progress, stopping) if bad else Brought()
 
     def damage(self, file: WeightsFile, pause: Callable[[int], None] = lambda count: None) -> List[int]:
         """Return which chunks of a blob are not what they should be."""
         target = self._layout.blob(file.sha256)
         if file.chunks or not file.size_bytes:
-            return chunks.wrong(target, file.size_bytes, file.chunks, pause=pause)
+            return chunk_file.wrong(target, file.size_bytes, file.chunks, pause=pause)
         return [0] if download.damage(target, file.size_bytes, (), file.sha256) else []
 
     def repair(self, file: WeightsFile, bad: Sequence[int], progress: Callable[[int], None],
-               stopping: Callable[[], bool]) -> List[Bad]:
+               stopping: Callable[[], bool]) -> Brought:
         """Write the right bytes over wrong ones, in place: who has the file mapped sees it get well."""
         target = self._layout.blob(file.sha256)
         whole = not os.path.islink(target) and os.path.exists(target) and os.path.getsize(target) == file.size_bytes
         if not whole or not file.chunks or len(bad) == len(file.chunks):
             files.remove(target)                  # nothing of it is worth keeping
-            return self._fetch_file(file, 0, _Progress(lambda done, speed: progress(done), 0), stopping)
+            return self._fetch_file(file, 0, _Progress(lambda done, speed: progress(done), 0), stopping, Patience())
         log.warning("%s: %d of %d chunks have changed on this disk, and are fetched again: %s", file.name, len(bad),
                     len(file.chunks), _places(bad))
-        job = Transfer(self._suppliers(file.sha256), target, file.size_bytes, file.chunks, progress=progress,
-                       stopping=stopping)
-        job.run(only=bad)
-        return job.bad
+        return Transfer(lambda: self._suppliers(file.sha256), target, file.size_bytes, file.chunks, progress=progress,
+                        stopping=stopping, me=self._me).run(only=bad)
 
     def _suppliers(self, digest: str) -> List[Supplier]:
         return [ControlPlane(self._client, digest), *self._peers(digest)]
@@ -143,12 +161,22 @@ class _Progress:
         self._report(self._before + done, max(0, speed))
 
 
-def _said(bad: Sequence[Bad], weights: Weights) -> str:
+def _problem(bad: Sequence[Bad], weights: Weights) -> str:
     """Return what is to be told of chunks that came wrong."""
     if not bad:
         return ""
     total = sum(len(file.chunks) for file in weights.files)
     return f"{len(bad)} of {total} chunks came wrong from {bad[0].supplier}, and were fetched again"
+
+
+def _sources(brought: Sequence[Brought]) -> str:
+    """Return how much came from whom, the most first."""
+    total: Dict[str, int] = {}
+    for one in brought:
+        for name, count in one.by.items():
+            total[name] = total.get(name, 0) + count
+    return ", ".join(f"{count / 1e6:.1f} MB from {name}" for name, count in sorted(
+        total.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _places(bad: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from llmgw.relay.server import Request
 from llmgw.system import have
 from llmgw.system.files import storage_error
 from llmgw.system.http_head import byte_range
+from llmgw.system.shares import HERE
 
 PREFIX = b"/peer/blobs/"
 PIECE_BYTES = 256 << 10
@@ -188,10 +189,10 @@ class _Answer:
 
 
 def chunks_here(layout: Layout, digest: str) -> str:
-    """Return a 0 or 1 for each chunk of a blob, whole or still coming; empty when there is nothing of it."""
+    """Return a letter for each chunk of a blob, whole or still coming; empty when there is nothing of it."""
     try:
         seen = os.stat(layout.blob(digest), follow_symlinks=False)
-        return "1" * have.count_of(seen.st_size) if stat.S_ISREG(seen.st_mode) else ""
+        return HERE * have.count_of(seen.st_size) if stat.S_ISREG(seen.st_mode) else ""
     except FileNotFoundError:
         known = have.read(layout.partial(digest))
         return known[1] if known is not None else ""
@@ -226,7 +227,7 @@ def _part(file: int, known: Optional[Tuple[int, str]], asked: str) -> Part:
     size = seen.st_size if known is None else known[0]
     part = byte_range(asked, size)
     first, count = part if part is not None else (0, size)
-    if known is not None and "0" in known[1][first // CHUNK_BYTES:have.count_of(first + count)]:
+    if known is not None and set(known[1][first // CHUNK_BYTES:have.count_of(first + count)]) != {HERE}:
         raise NotFound("this node has not all of that yet")
     return Part(file, first, count, size, part is None)
 

@@ -23,6 +23,7 @@ from llmgw.agent.install import Installer
 from llmgw.agent.keep_gate import GateKeeper
 from llmgw.agent.layout import Layout
 from llmgw.agent.outside import Outside
+from llmgw.agent.peers import Peers, peer_name
 from llmgw.agent.ports import Ports
 from llmgw.agent.python_engine import PythonInstaller
 from llmgw.agent.python_needs import PythonNeeds
@@ -102,15 +103,19 @@ class Agent:
         self._engines = EngineKeeper(archives, python, self._board, layout, clock,
                                      config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
                                          processes, layout, lambda: bool(self._board.facts.gpus), user.run_as))
-        fetcher = Fetcher(client, layout)
+        peers = Peers(self._board)
+        fetcher = Fetcher(client, layout, peers.having, peer_name(config.node))
         self._weights = WeightsKeeper(fetcher, self._board, layout, stop)
         self._scrub = Scrub(layout, self._weights.held, fetcher, self._weights.report_damage, stop)
         self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock, user)
         self._gate = GateKeeper(self._board, layout, config.address, config.gate_port)
         self._renewal = None
         if held is not None:
-            self._gate.take(held)
-            self._renewal = joining.Renewal(client, layout.credential, held, tuple, clock.wall, self._gate.take)
+            def take(new: Credential) -> None:
+                self._gate.take(new)
+                peers.take(new)
+            take(held)
+            self._renewal = joining.Renewal(client, layout.credential, held, tuple, clock.wall, take)
         requests = Requests(config.node, client, self._shards.log_path)
         self._heartbeat = Heartbeat(config.node, client, self._board, layout, clock, requests.answer)
 

@@ -180,11 +180,12 @@ class WeightsKeeper:
         self._put(weights, phase, 0, before + error.message + (f"; {error.hint}" if error.hint else ""))
 
     def _fetch(self, weights: Weights, reserve: int) -> None:
-        said = self._fetcher.fetch(weights, reserve_bytes=reserve, report=self._reporter(weights),
-                                   stopping=lambda: self._stop.is_set() or not self._is_wanted(weights))
+        fetched = self._fetcher.fetch(weights, reserve_bytes=reserve, report=self._reporter(weights),
+                                      stopping=lambda: self._stop.is_set() or not self._is_wanted(weights))
         self._complete(weights)
-        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes, said)
-        log.info("weights whole name=%s fingerprint=%.12s", weights.name, weights.fingerprint)
+        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes, fetched.problem)
+        log.info("weights whole name=%s fingerprint=%.12s: %s", weights.name, weights.fingerprint,
+                 fetched.sources or "everything was here")
 
     def _is_wanted(self, weights: Weights) -> bool:
         desired = self._board.desired

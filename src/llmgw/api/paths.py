@@ -58,7 +58,7 @@ BACKUP = "/v1/backup"                                # GET: a whole database
 
 # What a node's gate answers to other nodes, beside the paths of its engines.
 PEER_BLOB = "/peer/blobs/{digest}"                   # GET, Range
-PEER_CHUNKS = "/peer/blobs/{digest}/chunks"          # GET -> {"chunks": "0110…"}, which of them are here and proven
+PEER_CHUNKS = "/peer/blobs/{digest}/chunks"          # GET -> {"chunks": "0112…"}: 1 is here, 2 on its way
 
 PIECE_BYTES = 8 << 20                                # the largest piece of an upload
 

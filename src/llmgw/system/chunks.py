@@ -5,37 +5,37 @@ and holes are stepped over. A source that sends a wrong chunk costs that chunk, 
 """
 from __future__ import annotations
 
-import collections
-import errno
 import hashlib
 import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
-from typing import Callable, Deque, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from llmgw.domain.digest import sha256_hex
-from llmgw.domain.errors import DigestMismatch, DownloadFailed, LlmgwError, Unreachable
+from llmgw.domain.errors import (DigestMismatch, DiskFull, DownloadFailed, LlmgwError, StorageError, TryAgain,
+                                 Unreachable)
 from llmgw.domain.model import CHUNK_BYTES
 from llmgw.system import failpoint
-from llmgw.system.download import (
-    PIECE_BYTES,
-    STALLED_BYTES,
-    STALLED_SECONDS,
-    Source,
-    Stopped,
-    content_range,
-    put_in_place,
-)
+from llmgw.system.chunk_file import ChunkFile
+from llmgw.system.download import (PIECE_BYTES, STALLED_BYTES, STALLED_SECONDS, Source, Stopped, content_range,
+                                   put_in_place)
 from llmgw.system.files import check_space, make_dir, storage_error, storing
+from llmgw.system.have import Have, forget
+from llmgw.system.shares import COMING, HERE, NOTHING, Patience, Shares
 
 log = logging.getLogger(__name__)
 
-STREAMS = 4               # at once from the control plane, and from each peer
+STREAMS = 4               # at once from the source
+PEER_STREAMS = 2          # ... and from each peer
 RUN_CHUNKS = 8            # asked for in one request
 CHUNK_TRIES = 3
 SPACE_CHECK_CHUNKS = 8    # 64 MiB
+TURN_SECONDS = 0.5        # between two looks at what peers have, and at who they are
+ANSWER_SECONDS = 6.0      # a peer that has not answered for so long after the start has nothing
+PEER_SECONDS = 5.0        # of next to nothing: it is asked no more
+PEER_CHUNK_SECONDS = 15.0  # in which a chunk of a peer has come, or it is asked no more
 
 
 class Filler(Source, Protocol):
@@ -45,12 +45,23 @@ class Filler(Source, Protocol):
 
 
 class Supplier(Protocol):
-    """Somebody who has the file. One that is ``spare`` may fail without anybody minding."""
+    """Somebody who has the file. One that is ``spare`` is a peer: it may fail without anybody minding.
+
+    ``open`` may raise TryAgain: it has too much to do.
+    """
 
     name: str
     spare: bool
 
     def open(self, first: int, end: int) -> Filler: ...
+
+    def look(self) -> str:
+        """Return what a peer has now, a letter for each chunk; empty: it neither has nor fetches the file."""
+        ...
+
+    def dropped(self, lied: bool) -> None:
+        """Take note that this peer is asked no more."""
+        ...
 
 
 @dataclass
@@ -61,77 +72,131 @@ class Bad:
     supplier: str
 
 
-class Transfer:
-    """One file. ``run`` may be called from one thread; its workers are its own."""
+@dataclass(frozen=True)
+class Brought:
+    """What went wrong on the way, and how many bytes came from whom."""
 
-    def __init__(self, suppliers: Sequence[Supplier], path: str, size: int, chunks: Sequence[str], *,
+    bad: Tuple[Bad, ...] = ()
+    by: Mapping[str, int] = field(default_factory=dict)
+
+
+class Transfer:
+    """One file. ``run`` may be called from one thread; its workers are its own.
+
+    ``suppliers`` is asked again and again: peers may come while it runs. ``me`` is this node among them.
+    """
+
+    def __init__(self, suppliers: Callable[[], Sequence[Supplier]], path: str, size: int, chunks: Sequence[str], *,
                  reserve_bytes: int = 0, streams: int = STREAMS,
                  progress: Callable[[int], None] = lambda done: None, stopping: Callable[[], bool] = lambda: False,
-                 stalled_seconds: float = STALLED_SECONDS) -> None:
+                 stalled_seconds: float = STALLED_SECONDS, me: str = "", patience: Optional[Patience] = None) -> None:
         if len(chunks) != -(-size // CHUNK_BYTES):
             raise DownloadFailed(f"{os.path.basename(path)}: {len(chunks)} chunks are no file of {size} bytes")
-        self._suppliers, self._path, self._size = list(suppliers), path, size
+        self._suppliers, self._path, self._size, self._me = suppliers, path, size, me
         self._chunks = [sha256_hex(chunk) for chunk in chunks]
         self._reserve, self._streams = reserve_bytes, streams
         self._progress, self._stopping, self._stalled = progress, stopping, stalled_seconds
-        self._lock = threading.Lock()
-        self._missing: Deque[int] = collections.deque()
+        self._news = threading.Condition()        # its lock is around all that follows
+        self._shares = Shares(len(chunks), patience)
         self._done_bytes = 0
         self._written_chunks = 0
         self._tries: Dict[int, int] = {}
-        self._stale: Set[int] = set()             # chunks whose place holds nothing to go on with
         self._errors: List[LlmgwError] = []
+        self._hired: Set[str] = set()
         self._gone: Set[str] = set()              # suppliers that are asked no more
-        self.bad: List[Bad] = []
-        self._file = -1
+        self._bad: List[Bad] = []
+        self._by: Dict[str, int] = {}
+        self._place = ChunkFile(path, size, self._chunks)
+        self._have: Optional[Have] = None
 
-    def run(self, only: Optional[Sequence[int]] = None) -> None:
+    def run(self, only: Optional[Sequence[int]] = None) -> Brought:
         """Bring all chunks that are not here, or ``only`` these over what is here; raises what kept it from it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_NOFOLLOW if only is None else 0)
         with storing("open", self._path):
-            self._file = os.open(self._path, flags, 0o644)
+            self._place.open(flags)
         try:
             with storing("write", self._path):
-                os.ftruncate(self._file, min(os.fstat(self._file).st_size, self._size))
                 self._plan(only)
-                self._check_space(sum(self._length(index) for index in self._missing))
-                self._rounds()
-                os.fsync(self._file)
+                self._check_space(sum(map(self._place.length, self._shares.missing)))
+                self._work_all()
+                os.fsync(self._place.file)
         finally:
-            os.close(self._file)
+            os.close(self._place.file)
+            if self._have is not None:
+                self._have.close()
+        return Brought(tuple(self._bad), dict(self._by))
 
     def _plan(self, only: Optional[Sequence[int]]) -> None:
         if only is not None:
-            self._missing.extend(only)
-            self._stale.update(only)
-            self._done_bytes = self._size - sum(map(self._length, only))
+            self._shares.missing.update(only)
+            self._place.stale.update(only)
+            self._done_bytes = self._size - sum(map(self._place.length, only))
             return
+        self._have = Have(self._path, self._size)
         for index in range(len(self._chunks)):
             self._halt_when_told()
-            if self._is_here(index):
-                self._count(self._length(index))
+            if self._place.is_here(index):
+                self._count(index)
             else:
-                self._missing.append(index)
+                self._shares.missing.add(index)
 
-    def _rounds(self) -> None:
-        """Work until nothing is missing; a supplier that failed is not asked again in this transfer."""
-        while self._missing:
-            live = [supplier for supplier in self._suppliers if supplier.name not in self._gone]
-            if not live:
-                break
-            workers = [threading.Thread(target=self._work, args=(supplier,), name=f"fetch-{supplier.name}", daemon=True)
-                       for supplier in live for _ in range(self._streams)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-            if self._errors or self._stopping():
-                break
+    def _work_all(self) -> None:
+        """Work until nothing is missing; a peer that failed is not asked again in this transfer."""
+        workers: List[threading.Thread] = []
+        while not self._is_over():
+            workers += self._hire()
+            with self._news:
+                self._news.wait_for(self._is_over, TURN_SECONDS)
+        for worker in workers:
+            worker.join()
         self._halt_when_told()
         if self._errors:
             raise self._errors[0]
-        if self._missing:
+        if not self._shares.is_done:
             raise DownloadFailed(f"{os.path.basename(self._path)}: nobody had the rest of it")
+
+    def _is_over(self) -> bool:
+        return bool(self._shares.is_done or self._errors or self._stopping() or
+                    (self._hired and self._hired == self._gone))
+
+    def _hire(self) -> List[threading.Thread]:
+        """Begin to ask whom we do not ask yet."""
+        found = self._suppliers()
+        new = [supplier for supplier in found if supplier.name not in self._hired]
+        peers = [supplier for supplier in new if supplier.spare]
+        workers = [threading.Thread(target=self._work, args=(supplier,), name=f"fetch-{supplier.name}", daemon=True)
+                   for supplier in new for _ in range(PEER_STREAMS if supplier.spare else self._streams)]
+        with self._news:
+            self._hired.update(supplier.name for supplier in new)
+            for peer in peers:
+                self._shares.add(peer.name)
+            if peers:
+                self._shares.meet(self._me, (supplier.name for supplier in found if supplier.spare))
+        for worker in workers:
+            worker.start()
+        for peer in peers:                        # not waited for at the end: it writes nothing
+            threading.Thread(target=self._look, args=(peer,), name=f"look-{peer.name}", daemon=True).start()
+        return workers
+
+    def _look(self, peer: Supplier) -> None:
+        """Learn what a peer has until it has everything."""
+        began = time.monotonic()
+        while not self._is_over() and peer.name not in self._gone:
+            try:
+                said: Optional[str] = peer.look()
+            except LlmgwError as error:
+                log.debug("not told by %s what it has: %s", peer.name, error.message)
+                said = None
+            with self._news:
+                if said is not None:
+                    self._shares.know(peer.name, said)
+                elif self._shares.is_unknown(peer.name) and time.monotonic() - began >= ANSWER_SECONDS:
+                    self._shares.know(peer.name, "")
+                    peer.dropped(False)
+                self._news.notify_all()
+                if said == HERE * len(self._chunks):
+                    return
+                self._news.wait_for(self._is_over, TURN_SECONDS)
 
     def _work(self, supplier: Supplier) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
@@ -139,130 +204,131 @@ class Transfer:
             run = self._take(supplier)
             if not run:
                 return
+            began, count, busy = time.monotonic(), len(run), False
             try:
+                if not supplier.spare:
+                    self._mark(run, COMING)
                 self._bring(supplier, run, buffer)
+            except TryAgain:
+                busy = True
             except LlmgwError as error:
-                self._give_up(supplier, error)
-                return
+                self._give_up(supplier, run, error)
             except OSError as error:
-                with self._lock:
+                with self._news:
                     self._errors.append(storage_error("write", self._path, error))
-                return
             finally:
-                if run:
-                    with self._lock:
-                        self._missing.extendleft(reversed(run))
+                self._mark(run, NOTHING)
+                with self._news:
+                    self._shares.give_back(run)
+                    if not supplier.spare:
+                        self._shares.source_is_done((count - len(run)) * CHUNK_BYTES, time.monotonic() - began)
+                    self._news.notify_all()
+                    self._news.wait_for(self._is_over, TURN_SECONDS if busy else 0)     # others may have it meanwhile
 
     def _take(self, supplier: Supplier) -> List[int]:
-        """Return the next chunks that follow on each other; they are this worker's until it drops them."""
-        with self._lock:
-            if self._errors or supplier.name in self._gone:
-                return []
-            share = -(-len(self._missing) // max(1, self._streams * len(self._suppliers)))
-            run: List[int] = []
-            while self._missing and len(run) < min(RUN_CHUNKS, max(1, share)):
-                if run and self._missing[0] != run[-1] + 1:
-                    break
-                run.append(self._missing.popleft())
-            return run
+        """Return chunks that follow on each other, and are this worker's until it drops them; empty at the end."""
+        with self._news:
+            while not self._is_over() and supplier.name not in self._gone:
+                run = self._shares.for_peer(supplier.name) if supplier.spare else \
+                    self._shares.for_source(time.monotonic(), self._streams, RUN_CHUNKS)
+                if run:
+                    return run
+                self._news.wait(TURN_SECONDS / 2)
+            return []
 
     def _bring(self, supplier: Supplier, run: List[int], buffer: memoryview) -> None:
         """Receive the chunks of ``run``, taking each out of it as it is proven and written."""
-        have, digest = self._begun(run[0])
-        first = run[0] * CHUNK_BYTES + have
+        have, digest = self._place.begun(run[0])
+        first, begun = run[0] * CHUNK_BYTES + have, have > 0
         source = supplier.open(first, min((run[-1] + 1) * CHUNK_BYTES, self._size))
         try:
             _check_answer(source, first, self._size)
-            watch = _Stall(self._stalled)
+            watch = _Stall(PEER_SECONDS, PEER_CHUNK_SECONDS) if supplier.spare else _Stall(self._stalled)
             while run:
-                self._receive(source, buffer, run[0], have, digest, watch)
-                if not self._prove(supplier, run[0], digest.hexdigest()):
+                watch.begins()
+                self._receive(supplier, source, buffer, run[0], have, digest, watch)
+                if not self._prove(supplier, run[0], digest.hexdigest(), begun):
                     return
+                with self._news:
+                    self._shares.came()
+                    self._by[supplier.name] = self._by.get(supplier.name, 0) + self._place.length(run[0]) - have
+                    self._news.notify_all()
                 run.pop(0)
-                have, digest = 0, hashlib.sha256()
+                have, digest, begun = 0, hashlib.sha256(), False
         finally:
             source.close()
 
-    def _receive(self, source: Filler, buffer: memoryview, index: int, have: int, digest: "hashlib._Hash",
-                 watch: "_Stall") -> None:
+    def _receive(self, supplier: Supplier, source: Filler, buffer: memoryview, index: int, have: int,
+                 digest: "hashlib._Hash", watch: "_Stall") -> None:
         """Write and hash a chunk piece by piece, while each piece is still in the processor's cache."""
-        length, start = self._length(index), index * CHUNK_BYTES
+        length, start = self._place.length(index), index * CHUNK_BYTES
         while have < length:
             self._halt_when_told()
             count = source.read_into(buffer[:min(PIECE_BYTES, length - have)])
             if not count:
                 raise DownloadFailed(f"the transfer ended at {start + have} of {self._size} bytes")
             piece = buffer[:count]
-            os.pwrite(self._file, piece, start + have)
+            os.pwrite(self._place.file, piece, start + have)
             digest.update(piece)
             have += count
             watch.saw(count)
+            if supplier.spare:
+                with self._news:
+                    self._shares.peer_brought(count)
         failpoint.reach("fetch-in-the-middle")
 
-    def _prove(self, supplier: Supplier, index: int, actual: str) -> bool:
-        length = self._length(index)
+    def _prove(self, supplier: Supplier, index: int, actual: str, begun: bool) -> bool:
+        """Count a chunk that is right; ``begun``: a part of it lay here from before, and may be what is wrong."""
         if actual == self._chunks[index]:
-            self._count(length)
+            self._count(index)
             return True
         start = index * CHUNK_BYTES
-        where = f"{os.path.basename(self._path)}: bytes {start} to {start + length - 1}"
-        log.warning("%s came wrong from %s: this chunk is fetched again", where, supplier.name)
-        with self._lock:
-            self._stale.add(index)
-            self.bad.append(Bad(index, supplier.name))
+        where = f"{os.path.basename(self._path)}: bytes {start} to {start + self._place.length(index) - 1}"
+        with self._news:
+            self._place.stale.add(index)
+            if begun:
+                log.info("%s came wrong, or what lay here of it was: this chunk is fetched again", where)
+                return False
+            log.warning("%s came wrong from %s: this chunk is fetched again", where, supplier.name)
+            self._bad.append(Bad(index, supplier.name))
             self._tries[index] = self._tries.get(index, 0) + (not supplier.spare)
-            if supplier.spare:
-                self._gone.add(supplier.name)     # its digest would have told the truth
-            elif self._tries[index] >= CHUNK_TRIES:
+            if self._tries[index] >= CHUNK_TRIES:
                 self._errors.append(DigestMismatch(f"{where}, fetched {CHUNK_TRIES} times",
                                                    expected=self._chunks[index], actual=actual))
+        if supplier.spare:
+            self._drop(supplier, lied=True)           # its digest would have told the truth
         return False
 
-    def _give_up(self, supplier: Supplier, error: LlmgwError) -> None:
-        with self._lock:
-            if supplier.spare and not isinstance(error, Stopped):
-                if supplier.name not in self._gone:
-                    log.info("no more from %s: %s", supplier.name, error.message)
-                self._gone.add(supplier.name)
-            else:
+    def _give_up(self, supplier: Supplier, run: Sequence[int], error: LlmgwError) -> None:
+        if not supplier.spare or isinstance(error, (Stopped, DiskFull, StorageError)):
+            with self._news:
+                self._errors.append(error)
+            return
+        with self._news:
+            self._place.stale.update(run[:1])               # who goes on with it is not blamed for what came so far
+            if supplier.name not in self._gone:
+                log.info("no more from %s: %s", supplier.name, error.message)
+        self._drop(supplier, lied=False)
+
+    def _drop(self, supplier: Supplier, lied: bool) -> None:
+        with self._news:
+            self._gone.add(supplier.name)
+            self._shares.drop(supplier.name)
+            self._news.notify_all()
+        supplier.dropped(lied)
+
+    def _mark(self, run: Sequence[int], state: str) -> None:
+        try:
+            if self._have is not None:
+                self._have.mark(run, state)
+        except LlmgwError as error:
+            with self._news:
                 self._errors.append(error)
 
-    # The file.
-
-    def _length(self, index: int) -> int:
-        return min(CHUNK_BYTES, self._size - index * CHUNK_BYTES)
-
-    def _begun(self, index: int) -> Tuple[int, "hashlib._Hash"]:
-        """Return how much an earlier try received of a chunk, and the hash of it so far."""
-        have = 0 if index in self._stale else min(self._extent(index), self._length(index) - 1)
-        kept = os.pread(self._file, have, index * CHUNK_BYTES) if have else b""
-        return len(kept), hashlib.sha256(kept)
-
-    def _extent(self, index: int) -> int:
-        """Return how many bytes lie at the start of a chunk without a hole."""
-        start = index * CHUNK_BYTES
-        try:
-            if os.lseek(self._file, start, os.SEEK_DATA) != start:
-                return 0
-            return min(os.lseek(self._file, start, os.SEEK_HOLE) - start, self._length(index))
-        except OSError as error:
-            if error.errno == errno.ENXIO:        # behind the end of the file
-                return 0
-            raise
-
-    def _is_here(self, index: int) -> bool:
-        length = self._length(index)
-        if self._extent(index) < length:
-            return False
-        data = os.pread(self._file, length, index * CHUNK_BYTES)
-        if hashlib.sha256(data).hexdigest() == self._chunks[index]:
-            return True
-        self._stale.add(index)
-        return False
-
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self._done_bytes += more
+    def _count(self, index: int) -> None:
+        self._mark([index], HERE)
+        with self._news:
+            self._done_bytes += self._place.length(index)
             self._written_chunks += 1
             done, look = self._done_bytes, self._written_chunks % SPACE_CHECK_CHUNKS == 0
         self._progress(done)
@@ -278,14 +344,21 @@ class Transfer:
 
 
 class _Stall:
-    """Raises when a source sends next to nothing for too long."""
+    """Raises when a source sends next to nothing for too long, or needs too long for a chunk."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._since, self._bytes = seconds, time.monotonic(), 0
+    def __init__(self, seconds: float, chunk_seconds: Optional[float] = None) -> None:
+        self._seconds, self._chunk_seconds = seconds, chunk_seconds
+        self._since, self._bytes = time.monotonic(), 0
+        self._began = self._since
+
+    def begins(self) -> None:
+        self._began = time.monotonic()
 
     def saw(self, count: int) -> None:
         self._bytes += count
         now = time.monotonic()
+        if self._chunk_seconds is not None and now - self._began > self._chunk_seconds:
+            raise Unreachable(f"it is too slow: a chunk has not come in {self._chunk_seconds:g} seconds")
         if self._bytes >= STALLED_BYTES:
             self._since, self._bytes = now, 0
         elif now - self._since > self._seconds:
@@ -303,41 +376,16 @@ def _check_answer(source: Source, first: int, size: int) -> None:
         raise DownloadFailed(f"asked for bytes from {first} of {size}, got bytes from {found[0]} of {found[2]}")
 
 
-
-
-def bring(suppliers: Sequence[Supplier], target: str, *, size: int, chunks: Sequence[str], partial: str,
+def bring(suppliers: Callable[[], Sequence[Supplier]], target: str, *, size: int, chunks: Sequence[str], partial: str,
           reserve_bytes: int = 0, streams: int = STREAMS, progress: Callable[[int], None] = lambda done: None,
-          stopping: Callable[[], bool] = lambda: False, stalled_seconds: float = STALLED_SECONDS) -> List[Bad]:
-    """Bring a whole file to ``target`` and return the chunks that came wrong on the way."""
+          stopping: Callable[[], bool] = lambda: False, stalled_seconds: float = STALLED_SECONDS, me: str = "",
+          patience: Optional[Patience] = None) -> Brought:
+    """Bring a whole file to ``target``."""
     make_dir(os.path.dirname(target), 0o755)
     make_dir(os.path.dirname(partial), 0o755)
-    job = Transfer(suppliers, partial, size, chunks, reserve_bytes=reserve_bytes, streams=streams, progress=progress,
-                   stopping=stopping, stalled_seconds=stalled_seconds)
-    job.run()
+    brought = Transfer(suppliers, partial, size, chunks, reserve_bytes=reserve_bytes, streams=streams,
+                       progress=progress, stopping=stopping, stalled_seconds=stalled_seconds, me=me,
+                       patience=patience).run()
     put_in_place(partial, target)
-    return job.bad
-
-
-def wrong(path: str, size: int, chunks: Sequence[str], *,
-          pause: Callable[[int], None] = lambda count: None) -> List[int]:
-    """Return which chunks of a file that should be whole are not what they were; every one when it is not there.
-
-    ``pause`` is called with the bytes of each chunk that was read: a slow reader waits there.
-    """
-    try:
-        with open(path, "rb") as source:
-            if os.fstat(source.fileno()).st_size != size:
-                return list(range(len(chunks)))
-            bad = []
-            for index, chunk in enumerate(chunks):
-                data = source.read(CHUNK_BYTES)
-                if hashlib.sha256(data).hexdigest() != sha256_hex(chunk):
-                    bad.append(index)
-                pause(len(data))
-            return bad
-    except FileNotFoundError:
-        return list(range(len(chunks)))
-    except OSError as error:
-        if error.errno == errno.EIO:              # the disk itself says that it cannot be read
-            return list(range(len(chunks)))
-        raise storage_error("write", path, error) from error
+    forget(partial)
+    return brought

@@ -1,19 +1,20 @@
 """Which chunks of a file that still comes are proven: told beside it, so that others can be given those already.
 
-The size in sixteen digits and a line's end, then one byte for each chunk.
+The size in sixteen digits and a line's end, then one byte for each chunk: shares.NOTHING, HERE or COMING.
 """
 from __future__ import annotations
 
 import os
 import re
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 from llmgw.domain.model import CHUNK_BYTES
 from llmgw.system.files import read_bytes, remove, storing
+from llmgw.system.shares import HERE
 
 SUFFIX = ".have"
 _HEAD = 17
-_TEXT = re.compile(rb"[0-9]{16}\n[01]*")
+_TEXT = re.compile(rb"[0-9]{16}\n[012]*")
 
 
 def count_of(size: int) -> int:
@@ -32,16 +33,18 @@ class Have:
         with storing("write", self._path):
             os.write(self._file, b"%016d\n" % size + b"0" * count_of(size))
 
-    def mark(self, index: int) -> None:
+    def mark(self, run: Sequence[int], state: str = HERE) -> None:
+        """Say how it is with chunks."""
         with storing("write", self._path):
-            os.pwrite(self._file, b"1", _HEAD + index)
+            for index in run:
+                os.pwrite(self._file, state.encode("ascii"), _HEAD + index)
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def read(partial: str) -> Optional[Tuple[int, str]]:
-    """Return (size, a 0 or 1 for each chunk) of a file that still comes; None when nothing of it is known."""
+    """Return (size, one letter for each chunk) of a file that still comes; None when nothing of it is known."""
     data = read_bytes(partial + SUFFIX)
     if data is None or _TEXT.fullmatch(data) is None:
         return None

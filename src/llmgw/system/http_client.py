@@ -4,13 +4,14 @@ For the internet (proxies, redirects) see internet.py.
 """
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
 import threading
 import time
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, Optional
 from urllib.parse import urlsplit
 
 from llmgw.domain.errors import ConfigError, Unreachable
@@ -141,13 +142,20 @@ class HttpClient:
             raise
 
     def stream(self, method: str, path: str, *, body: bytes = b"",
-               headers: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None) -> Stream:
-        """Return an answer whose body is still to be read; ``timeout`` is for each read of it."""
+               headers: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
+               head_seconds: Optional[float] = None) -> Stream:
+        """Return an answer whose body is still to be read; ``timeout`` is for each read of it.
+
+        ``head_seconds`` is for its whole head, of somebody who may send that byte by byte for ever.
+        """
         connection = self._connect(self._timeout if timeout is None else timeout)
         try:
             connection.request(method, path, body=body or None, headers=dict(headers or {}))
-            return Stream(connection, connection.getresponse(), self.url)
+            with _cut_after(connection.sock, head_seconds):
+                response = connection.getresponse()
+            return Stream(connection, response, self.url)
         except (OSError, http.client.HTTPException) as error:
+            connection.close()
             connection.close()
             raise _unreachable(self.url, error) from error
 
@@ -185,6 +193,25 @@ class HttpClient:
         else:
             self._keep(connection)
         return Answer(response.status, _headers(response), data)
+
+
+@contextlib.contextmanager
+def _cut_after(sock: Optional[socket.socket], seconds: Optional[float]) -> Iterator[None]:
+    """End the connection when what is done in here takes longer: who reads from it wakes up."""
+    if sock is None or seconds is None:
+        yield
+        return
+
+    def cut() -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _read_all(response: http.client.HTTPResponse, sock: Optional[socket.socket], deadline: float,

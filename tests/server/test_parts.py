@@ -11,7 +11,7 @@ from llmgw.domain.engine import Asset, EngineObserved, EnginePhase, EngineWanted
 from llmgw.domain.errors import Conflict, DownloadFailed, NotFound, ParseError, StorageError, TryAgain
 from llmgw.domain.heartbeat import NodeDesired
 from llmgw.domain.model import ModelSpec
-from llmgw.domain.replica import ReplicaWish, ShardState
+from llmgw.domain.replica import ReplicaWish, Shard, ShardObserved, ShardState
 from llmgw.domain.route import Gauges, RoutedKey, RouterReport
 from llmgw.server import engine_assets, metrics, records, views
 from llmgw.server.engine_assets import EngineAssets
@@ -466,6 +466,33 @@ def test_a_replica_s_state_is_its_worst_shard_s(state, wish, shown):
     shards = [seen("m-1", state)] if state is not None else []
     assert views.replica_view(row("m-1", wish=wish), {"a": node("a", shards=shards)}, None).state == shown
     assert views.replica_view(row("m-1", wish=wish), {}, None).state == "unknown"
+
+
+def of_gang(wish, first, second):
+    """Return (state, reason, message) of a replica on the nodes a and b, which say this of their ranks (None: nothing)."""
+    gang = replace(row("m-1", wish=wish), shards=(Shard(0, "a"), Shard(1, "b")))
+    nodes = {name: node(name, shards=() if said is None else (ShardObserved(f"m-1.{rank}", *said),))
+             for rank, (name, said) in enumerate((("a", first), ("b", second)))}
+    found = views.replica_view(gang, nodes, None)
+    return found.state, found.reason, found.message
+
+
+@pytest.mark.parametrize("wish, first, second", [
+    (ReplicaWish.STOP, (ShardState.STOPPED,), (ShardState.STOPPING, "CannotStop", "these processes do not end: 7, 9")),
+    (ReplicaWish.STOP, None, (ShardState.STOPPING, "CannotStop", "these processes do not end: 7, 9")),
+    (ReplicaWish.RUN, (ShardState.FETCHING, "WaitingForGang", "waits"), (ShardState.READY, "CannotStop", "these processes do not end: 7, 9")),
+    (ReplicaWish.DRAIN, (ShardState.BACKOFF, "Ended", "it ended"), (ShardState.READY, "CannotStop", "these processes do not end: 7, 9"))])
+def test_a_gang_that_cannot_be_stopped_on_one_node_says_where(wish, first, second):
+    assert of_gang(wish, first, second) == ("stopping", "CannotStop", "rank 1 on b: these processes do not end: 7, 9")
+
+
+def test_a_gang_says_which_rank_its_words_are_of_and_one_on_one_node_says_them_alone():
+    ended = (ShardState.BACKOFF, "Ended", "the engine ended")
+    assert of_gang(ReplicaWish.RUN, (ShardState.READY,), ended) == ("backoff", "Ended", "rank 1 on b: the engine ended")
+    assert of_gang(ReplicaWish.STOP, (ShardState.STOPPED,), (ShardState.STOPPING, "Stopping", "is being stopped")) == (
+        "stopping", "Stopping", "rank 1 on b: is being stopped")
+    alone = {"a": node("a", shards=[seen("m-1", ShardState.BACKOFF, "the engine ended")])}
+    assert views.replica_view(row("m-1"), alone, None).message == "the engine ended"
 
 
 def test_a_node_s_view_tells_of_its_clock_and_its_drain():

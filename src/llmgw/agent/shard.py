@@ -22,7 +22,7 @@ from llmgw.decide.lifecycle import Event
 from llmgw.decide.shards import Seen, Step, next_step, why_wait
 from llmgw.domain.errors import DiskFull, LlmgwError, StorageError
 from llmgw.domain.model import WeightsPhase
-from llmgw.domain.replica import FirstFailure, ShardObserved, ShardState, ShardWanted
+from llmgw.domain.replica import CANNOT_STOP, FirstFailure, ShardObserved, ShardState, ShardWanted
 from llmgw.engines import registry
 from llmgw.engines.base import Program
 from llmgw.system import failpoint, files, log_tail, logs, proc, spawn
@@ -147,7 +147,7 @@ class ShardKeeper:
             return
         program: Optional[Program] = None
         if self._row.incarnation and spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS):
-            self._say("CannotStop", "what is left of its last run does not end")
+            self._say(CANNOT_STOP, "what is left of its last run does not end")
             return
         self._row = dataclasses.replace(self._row, program=usable.program)
         try:
@@ -230,7 +230,7 @@ class ShardKeeper:
         """Make room for the next turn of the gang."""
         left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
         if left:
-            self._say("CannotStop", f"these processes do not end: {', '.join(map(str, left))}")
+            self._say(CANNOT_STOP, f"these processes do not end: {', '.join(map(str, left))}")
             return
         self._let_go()
         self._ready_at = None
@@ -256,7 +256,7 @@ class ShardKeeper:
             self._tell()                                      # the gate closes its door first
         left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS) if self._row.incarnation else []
         if left:
-            self._say("CannotStop", f"these processes do not end: {', '.join(map(str, left))}")
+            self._say(CANNOT_STOP, f"these processes do not end: {', '.join(map(str, left))}")
             return
         self._let_go()
         self._move(Event.GONE, "Stopped", "")

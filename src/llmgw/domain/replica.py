@@ -8,6 +8,8 @@ from typing import Optional, Tuple
 from llmgw.domain.model import ModelSpec, Weights
 from llmgw.domain.secret import Secret
 
+CANNOT_STOP = "CannotStop"        # the reason of a shard of which something does not end, even by KILL
+
 
 @dataclass(frozen=True)
 class GpuSlot:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from llmgw.decide.liveness import NodeLife
 from llmgw.decide.placement import NodeState
@@ -11,7 +11,7 @@ from llmgw.decide.routes_table import why_not
 from llmgw.domain.engine import EngineWanted
 from llmgw.domain.model import told_context
 from llmgw.domain.node import NodeFacts, NodeIdentity
-from llmgw.domain.replica import Replica, ReplicaWish, ShardObserved, ShardState
+from llmgw.domain.replica import CANNOT_STOP, Replica, ReplicaWish, ShardObserved, ShardState
 from llmgw.domain.route import Gauges
 from llmgw.domain.view import EngineView, ModelView, NodeView, ReplicaView, ShardView
 from llmgw.server.loop import Snapshot
@@ -90,15 +90,27 @@ def _summary(row: Replica, shards: Tuple[ShardView, ...],
             return "unknown", "NodeGone", f"node {shard.node} is gone"
         if node.liveness.life not in (NodeLife.READY, NodeLife.SUSPECT):
             return "unknown", "NodeSilent", f"node {shard.node}: {node.liveness.message}"
-    seen: List[ShardObserved] = [shard.observed for shard in shards if shard.observed is not None]
-    if len(seen) < len(shards):
-        if row.wish is ReplicaWish.STOP:
-            return "stopped", "", row.reason
+    seen = [(shard, shard.observed) for shard in shards if shard.observed is not None]
+    stuck = [_where(row, shard, one) for shard, one in seen if one.reason == CANNOT_STOP]
+    if stuck:                             # before all else: what it holds is free for nobody
+        return ShardState.STOPPING.value, CANNOT_STOP, "; ".join(stuck)
+    if row.wish is ReplicaWish.STOP:      # what has ended already says nothing of the rest
+        seen = [(shard, one) for shard, one in seen if one.state is not ShardState.STOPPED]
+        if not seen:
+            return ShardState.STOPPED.value, "", row.reason
+    elif len(seen) < len(shards):
         return "placed", "", "its node has been told to start it"
-    worst = min(seen, key=lambda shard: _WORST.index(shard.state))
+    shard, worst = min(seen, key=lambda pair: _WORST.index(pair[1].state))
     if row.wish is ReplicaWish.DRAIN:
         return "draining", worst.reason, row.reason
-    return worst.state.value, worst.reason, worst.message
+    return worst.state.value, worst.reason, _where(row, shard, worst)
+
+
+def _where(row: Replica, shard: ShardView, seen: ShardObserved) -> str:
+    """Return what a shard says; of several, also which and on which node it is."""
+    is_said = seen.message and (len(row.shards) > 1 or seen.reason == CANNOT_STOP)
+    rank = f"rank {shard.rank} on " if len(row.shards) > 1 else ""
+    return f"{rank}{shard.node}: {seen.message}" if is_said else seen.message
 
 
 def engine_view(engine: EngineWanted, nodes: Mapping[str, NodeState]) -> EngineView:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,13 +20,16 @@ from llmgw.domain.heartbeat import NodeDesired
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
 from llmgw.domain.node import NodeIdentity
 from llmgw.domain.secret import Secret
+from llmgw.api.joining import kept
 from llmgw.system import hashing
+from llmgw.system.http_client import HttpClient
 from llmgw.system.chunks import PEER_SECONDS
 from llmgw.system.shares import PATIENCE_SECONDS
 from tests.agent.conftest import free_block, wait_for
 from tests.fakes.control_plane import TOKEN, shard_of, weights_of
 from tests.fakes.peer_gate import PeerGate
 from tests.server.running import RunningServer
+from tests.server.test_joining import TlsServer
 
 COUNT = 5
 DATA = b"".join(number.to_bytes(8, "big") for number in range(((COUNT - 1) * CHUNK_BYTES + 800) // 8))
@@ -173,13 +177,13 @@ exec sleep 1000
 class Agents:
     """A real server with a file of many chunks, and agents whose engine is a stand-in that serves nothing."""
 
-    def __init__(self, folder, chunks, names="abc"):
+    def __init__(self, folder, chunks, names="abc", kind=RunningServer):
         self.folder, self.running = folder, {}
         self.ports = free_block(40)
         (folder / "server").mkdir()
         config = "cluster: test\nengines:\n  llama.cpp: {version: b10991}\nmodels:" + "".join(
             MODEL % (name, name) for name in names) + "\n"
-        self.server = RunningServer(folder / "server", config).start()
+        self.server = kind(folder / "server", config).start()
         source = folder / "source"
         block = bytes(range(256)) * 4096
         with open(source, "wb") as out:
@@ -203,9 +207,17 @@ class Agents:
             with open(self.folder / f"{name}.log", "ab") as log:
                 self.running[name] = subprocess.Popen(
                     [sys.executable, "-m", "llmgw", "--debug", "agent", "--config", str(self.config), "--server",
-                     self.server.url, "--token-file", str(self.server.data / "tokens" / "node"), "--node", name,
-                     "--data-dir", str(self.folder / name), "--gate-port", str(port), "--engine-ports", str(port + 1),
-                     "--owned"], stdout=log, stderr=log, env={**os.environ, **environment})
+                     self.server.url, *self._trusted(name), "--node", name, "--data-dir", str(self.folder / name),
+                     "--gate-port", str(port), "--engine-ports", str(port + 1), "--owned"], stdout=log, stderr=log, env={**os.environ, **environment})
+
+    def _trusted(self, name):
+        """Return the words with which an agent is let in: the shared token, or a join string over TLS."""
+        if isinstance(self.server, TlsServer):
+            string = self.folder / f"{name}.join"
+            if not string.exists():
+                string.write_text(self.server.make()[1])
+            return "--join-file", str(string)
+        return "--token-file", str(self.server.data / "tokens" / "node")
 
     def layout(self, name):
         return Layout(str(self.folder / name))
@@ -236,8 +248,8 @@ class Agents:
 def agents(tmp_path):
     made = []
 
-    def start(chunks):
-        made.append(Agents(tmp_path, chunks))
+    def start(chunks, **more):
+        made.append(Agents(tmp_path, chunks, **more))
         return made[-1]
     yield start
     for one in made:
@@ -251,3 +263,33 @@ def test_of_three_stand_in_nodes_that_begin_at_once_the_mirror_sends_each_byte_a
     fleet.whole(*"abc")
     assert fleet.sent() <= 1.5
     assert any("MB from node" in fleet.log(name).partition("weights whole")[2].split("\n")[0] for name in "abc")
+
+
+@pytest.mark.slow
+def test_stand_in_nodes_that_joined_speak_tls_a_killed_one_goes_on_and_a_revoked_one_is_refused(agents):
+    fleet = agents(12, names="ab", kind=TlsServer)
+    fleet.start("a")
+    fleet.whole("a")
+    fleet.start("b", LLMGW_FAILPOINT="fetch-in-the-middle:kill@5")
+    assert fleet.running["b"].wait(180) == -9
+    fleet.start("b")
+    fleet.whole("b")
+    said = wait_for(lambda: fleet.log("b").partition("weights whole")[2].partition("\n")[0], what="the line of the end")
+    came = {name: float(count) for count, name in re.findall(r"([0-9.]+) MB from ([a-z ]+)", said)}
+    assert set(came) == {"node a", "the control plane"}
+    assert sum(came.values()) * 1e6 <= fleet.weights.size_bytes - 2 * CHUNK_BYTES      # of before the kill
+    assert fleet.sent() <= 1.4
+
+    held = kept(fleet.layout("b").credential)
+    with open(fleet.layout("b").desired, "rb") as file:
+        (peer,) = wire.loads(wire.HEARTBEAT_ANSWER, file.read(), "desired").desired.peers
+    gate = HttpClient(f"https://{peer.host}:{peer.port}", ca_pem=held.fleet_ca, server_name=peer.tls_name)
+
+    def status():
+        digest = fleet.weights.files[0].sha256
+        return gate.request("GET", paths.fill(paths.PEER_BLOB, digest=digest), headers={
+            "Authorization": f"Bearer {peer.key.reveal()}", "Range": "bytes=0-99"}).status
+    assert status() == 206
+    fleet.server.client().json("POST", paths.fill(paths.REVOKE_NODE, node="b"), {})
+    wait_for(lambda: status() == 401, what="the end of the revoked node's key at the other's gate")
+    gate.close()

@@ -3,12 +3,14 @@
     bench_mirror.py [--megabytes N] [--rounds R] [--nodes 1,2,4]
 
 nginx serves a file to curl; the control plane serves it, as a blob, to what an agent runs: fetched in
-ranges, every chunk proven, on the disk under its name. Then so many nodes fetch it at once, and the
-control plane's own count tells what it sent. Needs nginx and curl. Ends with 3 when the bar is missed.
+ranges, every chunk proven, on the disk under its name. Then so many nodes, each with its gate, fetch it at
+once and give it to each other, and the control plane's own count tells what it sent. Needs nginx and curl.
+Ends with 3 when the bar is missed.
 """
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import pathlib
 import shutil
@@ -19,30 +21,70 @@ import tempfile
 import time
 
 from llmgw.api import paths, wire
-from llmgw.domain.model import Weights, WeightsFile
+from llmgw.domain.gate import GateTable, PeerDoor
+from llmgw.domain.heartbeat import NodeDesired, Peer
+from llmgw.domain.model import ModelSpec, Weights, WeightsFile
+from llmgw.domain.replica import ShardWanted
+from llmgw.domain.secret import Secret
 from llmgw.system import hashing
-from tests.server.running import CONFIG, RunningServer
+from llmgw.system.ports import answers
+from tests.server.running import CONFIG, RunningServer, until
 
 BAR = 0.8                     # of nginx's throughput
 NGINX_PORT = 18120
+GATE_PORT = 18130             # and those after it
 NGINX = """worker_processes 1; daemon off; error_log /dev/null; pid {folder}/nginx.pid;
 events {{ worker_connections 128; }}
 http {{ access_log off; sendfile on; tcp_nopush on; server {{ listen 127.0.0.1:{port}; location / {{ root {folder}/www; }} }} }}
 """
 FETCH = """
 import sys, time
+from llmgw.agent.board import Board, Desired
 from llmgw.agent.fetch import Fetcher
 from llmgw.agent.layout import Layout
+from llmgw.agent.peers import Peers, peer_name
 from llmgw.api import wire
 from llmgw.api.client import ControlClient
+from llmgw.domain.node import NodeIdentity
 from llmgw.domain.secret import Secret
-url, token, folder, manifest = sys.argv[1:]
+url, token, folder, name, desired, manifest = sys.argv[1:]
 client = ControlClient([url], Secret(open(token).read().strip()))
 weights = wire.loads(wire.WEIGHTS, open(manifest, "rb").read(), "manifest")
+board = Board(NodeIdentity(name, "0", "b"))
+board.put_desired(Desired(1, 1, wire.loads(wire.NODE_DESIRED, open(desired, "rb").read(), "desired")))
 started = time.perf_counter()
-Fetcher(client, Layout(folder)).fetch(weights, reserve_bytes=0, report=lambda done, speed: None, stopping=lambda: False)
+Fetcher(client, Layout(folder), Peers(board).having, peer_name(name)).fetch(
+    weights, reserve_bytes=0, report=lambda done, speed: None, stopping=lambda: False)
 print(time.perf_counter() - started)
 """
+
+
+class Node:
+    """A folder with a gate of its own, which the others may read from."""
+
+    def __init__(self, folder, name, names, ports, weights):
+        folder.mkdir()
+        self.folder, self.name = folder, name
+        others = [other for other in names if other != name]
+        doors = tuple(PeerDoor(other, hashlib.sha256(key(other, name).encode()).hexdigest()) for other in others)
+        self.table, self.desired = folder / "table.json", folder / "desired.json"
+        self.table.write_bytes(wire.dumps(wire.GATE_TABLE, GateTable("127.0.0.1", ports[name], root=str(folder), peers=doors)))
+        self.desired.write_bytes(wire.dumps(wire.NODE_DESIRED, NodeDesired(
+            shards=(ShardWanted("r.0", "r", 0, ModelSpec("m", "llama.cpp", "mirror:m"), "v", weights, Secret("k")),),
+            peers=tuple(Peer(other, "127.0.0.1", ports[other], Secret(key(name, other)), (weights.fingerprint,))
+                        for other in others))))
+        self.gate = subprocess.Popen([sys.executable, "-m", "llmgw", "gate", "--table", str(self.table)],
+                                     stderr=subprocess.DEVNULL)
+        until(lambda: answers("127.0.0.1", ports[name]), "the gate")
+
+    def close(self):
+        self.gate.terminate()
+        self.gate.wait(60)
+        shutil.rmtree(self.folder)
+
+
+def key(asker, asked):
+    return f"{asker}-asks-{asked}"
 
 
 class Mirror:
@@ -61,15 +103,16 @@ class Mirror:
 
     def fetch(self, count=1):
         """Let ``count`` nodes fetch at once; return the seconds of the slowest."""
-        folders = [self.folder / f"node-{number}" for number in range(count)]
-        for folder in folders:
-            folder.mkdir()
+        names = [f"node-{number}" for number in range(count)]
+        ports = {name: GATE_PORT + number for number, name in enumerate(names)}
+        nodes = [Node(self.folder / name, name, names, ports, self.weights) for name in names]
         running = [subprocess.Popen([sys.executable, "-c", FETCH, self.server.url,
-                                     str(self.server.data / "tokens" / "node"), str(folder), str(self.folder / "manifest")],
-                                    stdout=subprocess.PIPE, text=True) for folder in folders]
+                                     str(self.server.data / "tokens" / "node"), str(node.folder), node.name,
+                                     str(node.desired), str(self.folder / "manifest")],
+                                    stdout=subprocess.PIPE, text=True) for node in nodes]
         seconds = [float(child.communicate(timeout=1200)[0]) for child in running]
-        for folder in folders:
-            shutil.rmtree(folder)
+        for node in nodes:
+            node.close()
         return max(seconds)
 
     def sent(self):

@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
     file: int
     first: int
-    count: int
+    length: int
     size: int
     whole: bool               # no range was asked for
 
@@ -116,7 +116,7 @@ class _Answer:
         problem = done.exception()
         found = None if problem is not None else done.result()
         if isinstance(found, Part):
-            self._part, self._at, self._end = found, found.first, found.first + found.count
+            self._part, self._at, self._end = found, found.first, found.first + found.length
         if self._gone:
             self._end_it()
         elif problem is not None:
@@ -131,9 +131,9 @@ class _Answer:
 
     def _head(self, part: Part) -> bytes:
         lines = [b"HTTP/1.1 200 OK" if part.whole else b"HTTP/1.1 206 Partial Content",
-                 b"Content-Type: application/octet-stream", b"Content-Length: %d" % part.count]
+                 b"Content-Type: application/octet-stream", b"Content-Length: %d" % part.length]
         if not part.whole:
-            lines.append(b"Content-Range: bytes %d-%d/%d" % (part.first, part.first + part.count - 1, part.size))
+            lines.append(b"Content-Range: bytes %d-%d/%d" % (part.first, part.first + part.length - 1, part.size))
         if self._request.close:
             lines.append(b"Connection: close")
         return b"\r\n".join(lines) + b"\r\n" + self._request.connection.listener.stamp.lines + b"\r\n"

@@ -143,6 +143,13 @@ def test_stand_in_a_withdrawn_wheel_fails_closed_and_says_how_to_go_on(fleet, no
     nothing_is_left(tmp_path / "n1")
 
 
+def test_stand_in_a_version_that_was_yanked_is_told(fleet, node, index, tmp_path):
+    index.yanked["tinydep-1.0-py3-none-any.whl"] = "bad"
+    with pytest.raises(EngineFailed, match="tinydep==1.0 was withdrawn from the package index") as refused:
+        node.install(fleet.wanted(), Told())
+    assert "ctl engines relock vllm" in refused.value.hint
+
+
 def test_stand_in_a_version_that_vanished_is_told(fleet, node, index):
     del index.files["vllm"]["vllm-0.30.1-py3-none-any.whl"]
     with pytest.raises(EngineFailed, match="was withdrawn from the package index, or never was there"):

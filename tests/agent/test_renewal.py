@@ -107,6 +107,11 @@ def test_stand_in_the_old_environment_serves_until_the_new_one_runs_and_nothing_
     assert node.folders() == [second] and node.kept() == ["vllm-0.30.1.txt"]
     node.turn(SHARD)
     assert node.board.engine(KEY)[1].program == new.program and not (node.folder / "tools" / "uv-cache").exists()
+    assert len([*node.folder.glob("tools/uv-*"), *node.folder.glob("tools/python-*")]) == 2
+    node.board.put_desired(Desired(1, 2, NodeDesired((), ())))
+    node.keeper.turn()                             # nobody wants it any more: only its lists are left
+    assert node.folders() == [] and node.kept() == ["vllm-0.30.1.txt", f"vllm-{second}.txt"]
+    assert [*node.folder.glob("tools/uv-*"), *node.folder.glob("tools/python-*")] == []
 
 
 def test_stand_in_a_new_list_that_says_the_same_installs_nothing(node):

@@ -40,6 +40,7 @@ class PackageIndex:
         self.files: Dict[str, Dict[str, tuple]] = {}
         self.tampered: Set[str] = set()          # other bytes than the index says
         self.gone: Set[str] = set()              # listed, but 404 when fetched
+        self.yanked: Dict[str, str] = {}         # why a file was withdrawn, by its name; it is still there
         self.dates = True
         self.login = ""
         self.hold = None                         # an event to wait for before a file is sent
@@ -75,6 +76,8 @@ class PackageIndex:
         for name, (data, at) in found.items():
             entry = {"filename": name, "url": f"{self.web.url}/files/{name}", "size": len(data),
                      "hashes": {"sha256": hashlib.sha256(data).hexdigest()}, "core-metadata": True}
+            if name in self.yanked:
+                entry["yanked"] = self.yanked[name]
             listed.append({**entry, "upload-time": at} if self.dates else entry)
         body = {"meta": {"api-version": "1.1"}, "name": parts[-1], "versions": [], "files": listed}
         return Reply(200, json.dumps(body).encode(), {"Content-Type": JSON})

@@ -91,6 +91,7 @@ def test_what_an_index_answers_is_told_apart(status, trouble, what):
 
 @pytest.mark.parametrize("cause, what", [
     ("there is no version of idna==3.11 and you require idna==3.11, we can", "idna==3.11"),
+    ("tinydep==1.0 was yanked (reason: bad) and all versions of vllm depend on tinydep==1.0, we can", "tinydep==1.0"),
     ("idnaxyz was not found in the package registry and you require idnaxyz==1, we can", "idnaxyz")])
 def test_a_version_or_package_that_is_no_longer_offered_is_gone(cause, what):
     assert problem(f"error: No solution found when resolving dependencies\n  cause: Because {cause} conclude.\n") \
@@ -114,6 +115,8 @@ hint: An index URL (http://127.0.0.1:8978/simple) could not be queried due to a 
 def test_no_login_of_an_index_is_repeated():
     said = problem("error: x\n cause: Failed to fetch: https://user:secret@index.example/simple/a/\n cause: dns error\n")
     assert said.trouble is Trouble.UNREACHABLE and "secret" not in said.what
+    said = problem("error: x\n cause: Failed to fetch: http://index/a\n cause: tunnel http://me:secret@proxy:3128 refused\n")
+    assert said.trouble is Trouble.UNREACHABLE and "secret" not in said.what and "http://proxy:3128" in said.what
 
 
 def test_something_else_is_told_in_its_own_words():

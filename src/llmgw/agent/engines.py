@@ -104,6 +104,7 @@ class EngineKeeper:
                     (item.name, item.version) in self._here for item in wanted
                     if self._python.knows(item.name) and item.name not in self._operator):
                 self._python.tidy()           # no install is under way, or waits for its next try
+                self._sweep_tools()
         self._board.put_engines_probed()
         return None
 

@@ -85,23 +85,23 @@ _NETWORK = re.compile(r"dns error|Connection refused|operation timed out|connect
                       r"Connection reset|error sending request|request or response body error|tls|certificate",
                       re.IGNORECASE)
 _ABSENT = re.compile(r"there is no version of (\S+)|(\S+) was not found in the package registry|"
-                     r"(\S+) has no usable wheels")
+                     r"(\S+) has no usable wheels|(\S+) was yanked")
 _UNSOLVED = re.compile(r"No solution found")
 
 
 def problem(text: str) -> Problem:
-    """Return what is the matter, from all that uv printed."""
-    text = _ANSI.sub("", text)
+    """Return what is the matter, from all that uv printed; a login in an address is left out."""
+    text = _without_login(_ANSI.sub("", text))
     for trouble, pattern in ((Trouble.DISK_FULL, _FULL), (Trouble.WRONG_HASH, _WRONG), (Trouble.NO_HASH, _NONE)):
         match = pattern.search(text)
         if match:
             return Problem(trouble, _first(match))
     match = _STATUS.search(text)
     if match:
-        return _by_status(match.group(1), _without_login(match.group(2)))
+        return _by_status(match.group(1), match.group(2))
     match = _LOGIN.search(text)
     if match:
-        return Problem(Trouble.REFUSED, _host(_without_login(match.group(1))))
+        return Problem(Trouble.REFUSED, _host(match.group(1)))
     if _UNSOLVED.search(text):
         match = _DATES.search(text)
         if match:
@@ -110,7 +110,7 @@ def problem(text: str) -> Problem:
         return Problem(Trouble.GONE, _first(match)) if match else Problem(Trouble.UNSOLVABLE, _error(text))
     match = _ADDRESS.search(text)
     if match or _NETWORK.search(text):
-        return Problem(Trouble.UNREACHABLE, _why_unreachable(text, _without_login(match.group(1)) if match else ""))
+        return Problem(Trouble.UNREACHABLE, _why_unreachable(text, match.group(1) if match else ""))
     return Problem(Trouble.OTHER, _error(text))
 
 
@@ -148,4 +148,4 @@ def _error(text: str) -> str:
     said: Optional[str] = next((line for line in lines if line.startswith("error:")), None)
     found = said.partition("error:")[2].strip() if said else (lines[-1] if lines else "it said nothing")
     causes = [line.partition("cause:")[2].strip() for line in lines if line.startswith("cause:")] if said else []
-    return _without_login(": ".join([found, *causes[-1:]]))[:300]
+    return ": ".join([found, *causes[-1:]])[:300]

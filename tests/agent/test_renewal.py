@@ -5,19 +5,26 @@ Packages are stand-ins of a few lines; uv, the Python and the environments are r
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
+import signal
 
 import pytest
 
-from llmgw.agent.board import Board, Desired
+from llmgw.agent.board import Board, Desired, Usable
+from llmgw.agent.engine_user import EngineUser
 from llmgw.agent.engines import EngineKeeper
 from llmgw.agent.layout import Layout
-from llmgw.domain.engine import EnginePhase
+from llmgw.agent.ports import Ports
+from llmgw.agent.shard import ShardKeeper
+from llmgw.domain.engine import EngineObserved, EnginePhase
 from llmgw.domain.heartbeat import NodeDesired
-from llmgw.domain.model import ModelSpec, Weights
+from llmgw.domain.model import ModelSpec, Weights, WeightsFile, WeightsObserved, WeightsPhase
 from llmgw.domain.node import Gpu, NodeIdentity
-from llmgw.domain.replica import ShardWanted
+from llmgw.domain.replica import ShardState, ShardWanted
 from llmgw.domain.secret import Secret
 from llmgw.system.clock import Clock
+from tests.agent.conftest import free_block, wait_for
 from tests.fakes.package_index import PackageIndex
 from tests.fakes.python_fleet import FACTS, Fleet, tiny_vllm
 
@@ -137,3 +144,36 @@ def test_stand_in_an_index_that_is_down_changes_nothing_but_the_sentence(node):
     node.restart()
     seen, usable = node.turn(SHARD)
     assert usable == old and "the package index cannot be reached" in seen.message
+
+
+def test_stand_in_a_shard_tells_that_it_runs_of_what_was_replaced_until_it_is_started_again(tmp_path):
+    board, layout = Board(NodeIdentity("n1", "1", "boot", "127.0.0.1")), Layout(str(tmp_path))
+    old, new = (pathlib.Path(layout.engines, "llama.cpp", name) for name in ("b1", "b1~0"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "llama-server").write_text("#!/bin/sh\nexec sleep 600\n")
+        (folder / "llama-server").chmod(0o755)
+    seen = EngineObserved("llama.cpp", "b1", EnginePhase.INSTALLED, usable=True)
+    board.put_engine(seen, Usable(str(old / "llama-server")))
+    board.put_weights(WeightsObserved("m", "f", WeightsPhase.WHOLE))
+    wanted = dataclasses.replace(SHARD, model=ModelSpec("m", "llama.cpp", "mirror:m"), engine_version="b1",
+                                 weights=Weights("m", "f", (WeightsFile("m.gguf", 1, "0" * 64),)))
+    keeper = ShardKeeper(wanted, board, layout, Ports(free_block()), Clock(), EngineUser("root", layout, print))
+
+    def turn():
+        keeper.turn()
+        return board.shards()[0]
+    try:
+        wait_for(lambda: turn().state is ShardState.STARTING, what="it is started")
+        assert turn().outdated == "" and board.programs() == {"r1.0": str(old / "llama-server")}
+        board.put_engine(seen, Usable(str(new / "llama-server"), former=(str(old),)))
+        assert turn().outdated == "llama.cpp b1 was installed again, of other packages"
+        another = ShardKeeper(wanted, board, layout, Ports(free_block()), Clock(), EngineUser("root", layout, print))
+        another.adopt()                            # by the next agent too
+        assert board.shards()[0].outdated and board.programs() == {"r1.0": str(old / "llama-server")}
+        os.kill(board.shards()[0].pid, signal.SIGKILL)
+        wait_for(lambda: turn().state is ShardState.BACKOFF, what="it has ended")
+        assert board.shards()[0].outdated == "" and board.programs() == {"r1.0": ""}
+    finally:
+        keeper.end()
+        wait_for(lambda: turn().state is ShardState.STOPPED, what="it is gone")

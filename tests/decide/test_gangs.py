@@ -42,6 +42,7 @@ def test_ranks_are_told_of_each_other_and_where_rank_0_is_met_in_this_turn():
 
 @pytest.mark.parametrize("seen, is_lost", [
     (((READY, 1, 1), (READY, 1, 0)), False), (((READY, 1, 1), (BACKOFF, 1, 0)), True), (((BACKOFF, 1, 1), (READY, 1, 0)), True),
+    (((READY, 1, 1), (ShardState.FETCHING, 1, 0)), True), (((READY, 1, 1), (ShardState.FETCHING, 0, 0)), False),
     (((READY, 1, 1), (ShardState.CRASHLOOP, 1, 0)), True), (((READY, 2, 1), (BACKOFF, 1, 0)), True), ((None, None), False),
     (((BACKOFF, 0, 1), (BACKOFF, 0, 0)), False)])
 def test_a_rank_that_ended_in_this_turn_restarts_all_and_once(seen, is_lost):
@@ -67,6 +68,22 @@ def test_a_gang_with_a_node_that_is_silent_for_long_makes_room_unless_a_router_h
 def test_it_serves_only_while_every_rank_of_this_turn_is_ready(seen, whole):
     assert gangs.is_whole(row(), fleet(*seen)) is whole
     assert gangs.is_whole(row(), {"a": fleet(*seen)["a"]}) is False
+
+
+@pytest.mark.parametrize("state, reason, turn, waits", [
+    (ShardState.FETCHING, "FetchingWeights", 0, True), (ShardState.WAITING, "WaitingForEngine", 0, True), (READY, "Ready", 1, True),
+    (BACKOFF, "Ended", 1, True), (ShardState.FETCHING, "WaitingForGang", 0, False), (BACKOFF, "WaitingForGang", 1, False),
+    (ShardState.STARTING, "Starting", 2, False), (READY, "Ready", 2, False)])
+def test_rank_0_starts_when_all_the_others_could_start_too(state, reason, turn, waits):
+    """Else it waits for one whose weights are still coming until it is ended for having stalled."""
+    nodes, gang = fleet(None, (state, turn, 0)), row(turn=2)
+    b = nodes["b"].observed
+    nodes["b"] = dataclasses.replace(nodes["b"], observed=dataclasses.replace(b, shards=(dataclasses.replace(b.shards[0], reason=reason),)))
+    told = gangs.told(gang, gang.shards[0], nodes)
+    assert told.waits_for == ("rank 1 on b" if waits else "")
+    assert why_wait(told, 0, 1) == ("waits until rank 1 on b can start" if waits else "")
+    assert gangs.told(gang, gang.shards[1], nodes).waits_for == ""
+    assert gangs.told(gang, gang.shards[0], {"a": nodes["a"]}).waits_for == "rank 1 on b"
 
 
 @pytest.mark.parametrize("gang, rank, last, words", [

@@ -22,7 +22,7 @@ from llmgw.decide.lifecycle import Event
 from llmgw.decide.shards import Seen, Step, next_step, why_wait
 from llmgw.domain.errors import DiskFull, LlmgwError, StorageError
 from llmgw.domain.model import WeightsPhase
-from llmgw.domain.replica import CANNOT_STOP, FirstFailure, ShardObserved, ShardState, ShardWanted
+from llmgw.domain.replica import CANNOT_STOP, WAITING_FOR_GANG, FirstFailure, ShardObserved, ShardState, ShardWanted
 from llmgw.engines import registry
 from llmgw.engines.base import Program
 from llmgw.system import failpoint, files, log_tail, logs, proc, spawn
@@ -178,6 +178,7 @@ class ShardKeeper:
     def _put_off(self, error: LlmgwError) -> None:
         """Try again soon: nothing was started for want of a disk that can be written."""
         self._let_go()
+        self._row = dataclasses.replace(self._row, turn=0)       # of a gang: its turn is still to come
         self._not_before = self._clock.monotonic() + IDLE_TURN
         self._say(error.reason, f"cannot be started: {error.message}" + (f"; {error.hint}" if error.hint else ""))
         if self._said.is_new("start", error.message):
@@ -240,8 +241,8 @@ class ShardKeeper:
     def _wait_for_gang(self) -> None:
         if self._state is ShardState.WAITING:
             self._move(Event.ENGINE_READY)
-        if self._state is ShardState.FETCHING:
-            self._say("WaitingForGang", why_wait(self._wanted.gang, self._wanted.rank, self._row.turn))
+        if self._state in (ShardState.FETCHING, ShardState.BACKOFF, ShardState.CRASHLOOP):
+            self._say(WAITING_FOR_GANG, why_wait(self._wanted.gang, self._wanted.rank, self._row.turn))
 
     def _end_stalled(self) -> None:
         self._end_for("StartStalled", f"no progress for {progress.STALLED_START_SECONDS:.0f} seconds "

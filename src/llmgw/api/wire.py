@@ -56,7 +56,8 @@ REPLICA = Record(
     replica.Replica, id=text, model=MODEL_SPEC, engine_version=text, weights=WEIGHTS,
     shards=tuple_of(SHARD), key=secret, wish=one_of(replica.ReplicaWish), created_at=number,
     wish_since=number, reason=text, turn=whole)
-GANG = Record(replica.Gang, size=whole, turn=whole, address=text, lead_address=text, meet_port=whole, lead_ready=flag)
+GANG = Record(replica.Gang, size=whole, turn=whole, address=text, lead_address=text, meet_port=whole, lead_ready=flag,
+              waits_for=text)
 SHARD_WANTED = Record(
     replica.ShardWanted, id=text, replica=text, rank=whole, model=MODEL_SPEC, engine_version=text,
     weights=WEIGHTS, key=secret, gpus=tuple_of(GPU_SLOT), gang=optional(GANG))

@@ -1,16 +1,18 @@
 """Replicas over several nodes: what each rank is told, when the whole is started again, when it serves.
 
-The control plane counts the starts of the whole (``turn``). A node starts its rank once in each turn: rank 0 at once,
-the others when rank 0 has said where it is met. When any rank has ended, the next turn begins for all of them.
+The control plane counts the starts of the whole (``turn``). A node starts its rank once in each turn: rank 0 when all
+the others could start, too (their weights may take an hour longer, and it would be taken for stalled), the others when
+rank 0 has said where it is met. When any rank has ended, the next turn begins for all of them.
 """
 from __future__ import annotations
 
 from typing import Mapping, Optional
 
 from llmgw.decide.placement import NodeState
-from llmgw.domain.replica import Gang, Replica, Shard, ShardObserved, ShardState
+from llmgw.domain.replica import WAITING_FOR_GANG, Gang, Replica, Shard, ShardObserved, ShardState
 
-_LOST = (ShardState.BACKOFF, ShardState.CRASHLOOP)
+# The last two: it was started in this turn and is not there any more, as after its node was started anew.
+_LOST = (ShardState.BACKOFF, ShardState.CRASHLOOP, ShardState.WAITING, ShardState.FETCHING)
 
 
 def seen_shard(replica: Replica, shard: Shard, node: Optional[NodeState]) -> Optional[ShardObserved]:
@@ -32,7 +34,18 @@ def told(replica: Replica, shard: Shard, nodes: Mapping[str, NodeState]) -> Opti
     seen = seen_shard(replica, lead, nodes.get(lead.node))
     return Gang(size=len(replica.shards), turn=replica.turn, address=_address(nodes.get(shard.node)),
                 lead_address=_address(nodes.get(lead.node)), meet_port=seen.meet_port if seen else 0,
-                lead_ready=seen is not None and seen.state is ShardState.READY)
+                lead_ready=seen is not None and seen.state is ShardState.READY,
+                waits_for=_not_prepared(replica, nodes) if shard.rank == 0 else "")
+
+
+def _not_prepared(replica: Replica, nodes: Mapping[str, NodeState]) -> str:
+    """Return the first of the other ranks that neither waits for rank 0 nor was started in this turn; empty: none."""
+    for shard in replica.shards[1:]:
+        node, name = nodes.get(shard.node), f"{replica.id}.{shard.rank}"
+        said = node.observed.shards if node is not None and node.observed is not None else ()
+        if not any(one.id == name and (one.turn == replica.turn or one.reason == WAITING_FOR_GANG) for one in said):
+            return f"rank {shard.rank} on {shard.node}"
+    return ""
 
 
 def _address(node: Optional[NodeState]) -> str:

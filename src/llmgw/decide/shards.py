@@ -84,6 +84,8 @@ def why_wait(gang: Optional[Gang], rank: int, last_turn: int) -> str:
         return "waits until all ranks of its replica are started again"
     if rank > 0 and not gang.meet_port:
         return "waits for rank 0 to say where it is met"
+    if rank == 0 and gang.waits_for:
+        return f"waits until {gang.waits_for} can start"
     return "" if gang.address and gang.lead_address else "waits for the fabric_address of its node and of rank 0"
 
 

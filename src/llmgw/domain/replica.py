@@ -9,6 +9,7 @@ from llmgw.domain.model import ModelSpec, Weights
 from llmgw.domain.secret import Secret
 
 CANNOT_STOP = "CannotStop"        # the reason of a shard of which something does not end, even by KILL
+WAITING_FOR_GANG = "WaitingForGang"   # of one that could start, and waits for the other ranks
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Gang:
     lead_address: str         # rank 0's
     meet_port: int = 0        # where rank 0 is met; 0: it has not said so yet
     lead_ready: bool = False  # rank 0 has answered, which takes every rank
+    waits_for: str = ""       # rank 0 only: who cannot start yet, so that it would wait in vain
 
 
 class ReplicaWish(str, enum.Enum):

@@ -2,7 +2,7 @@
 
 debootstrap makes each once, in its minimal form with a python3 added, and needs root and a Debian mirror.
 
-    python scripts/trees.py [bookworm] [bullseye]     paths on stdout, one `NAME=PATH` a line
+    python scripts/trees.py [bookworm] [bullseye] [trixie] [sid]     paths on stdout, one `NAME=PATH` a line
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import List
 
 from bring import CannotBring, cache_dir, give_name, is_whole, locked, make, run
 
-SUITES = {"bookworm": "Debian 12", "bullseye": "Debian 11"}
+SUITES = {"bookworm": "Debian 12", "bullseye": "Debian 11", "trixie": "Debian 13", "sid": "Debian sid"}
 
 
 class NoTree(CannotBring):

@@ -166,9 +166,16 @@ def start():
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != archive]
     # `_bootstrap` is needed for unpacking only, and must come from the archive
     sys.path.insert(0, archive)
-    sys.path[0] = code_folder(archive)
-    from llmgw.cli import main
-    main()
+    try:
+        sys.path[0] = code_folder(archive)
+        from llmgw.cli import main
+        main()
+    except ImportError as error:       # Debian's python3-minimal has no more than half of the library
+        if (error.name or "").split(".")[0] in ("", "llmgw", "_bootstrap"):
+            raise
+        sys.stderr.write("llmgw: %s lacks a part of Python's own library (%s). Debian/Ubuntu: apt-get install python3; "
+                         "or set LLMGW_PYTHON to another Python.\n" % (sys.executable, error))
+        sys.exit(69)
 
 
 if __name__ == "__main__":

@@ -121,12 +121,19 @@ class Site(Cluster):
 @pytest.fixture(scope="module")
 def tree(request, bring, pyz, tmp_path_factory):
     """The tree of the module's SUITE. NOT TESTED is said when this machine or its network cannot have it."""
+    with unpacked(request.module.SUITE, pyz, tmp_path_factory) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def unpacked(suite, pyz, tmp_path_factory):
+    """Make a tree of that suite, and end all that runs in it."""
     trees = load_script(ROOT / "scripts" / "trees.py")
     try:
-        tar = trees.tree_tar(request.module.SUITE)
+        tar = trees.tree_tar(suite)
     except trees.NoTree as error:
-        pytest.skip(f"NOT TESTED on {trees.SUITES[request.module.SUITE]}: {error}")
-    made = Tree(tar, tmp_path_factory.mktemp(request.module.SUITE), pyz)
+        pytest.skip(f"NOT TESTED on {trees.SUITES[suite]}: {error}")
+    made = Tree(tar, tmp_path_factory.mktemp(suite), pyz)
     try:
         tried = made.run("true")
         if tried.returncode:

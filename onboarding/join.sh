@@ -423,14 +423,14 @@ start() {
         doing ln -s "$file" "$prefix/.llmgw.pyz.new"
         doing mv -f "$prefix/.llmgw.pyz.new" "$prefix/llmgw.pyz"
     fi
-    if ! command -v systemctl >/dev/null 2>&1; then
+    if ! command -v systemctl >/dev/null 2>&1 || { [ -z "${LLMGW_NO_START:-}" ] && ! is_booted; }; then
         say "there is no systemd here; start it like this, and again at each boot:"
         printf '  %s -I %s/llmgw.pyz %s\n' "$python" "$prefix" "$(command_line)" >&2
         return
     fi
     if unit | put "$units/llmgw-$role.service" 644; then
         changed=1
-        doing systemctl daemon-reload
+        if is_booted; then doing systemctl daemon-reload; fi
     fi
     if [ -n "${LLMGW_NO_START:-}" ]; then
         say "installed, not started: systemctl enable --now llmgw-$role"
@@ -445,6 +445,11 @@ start() {
         doing systemctl start "llmgw-$role.service"
     fi
     [ -n "$dry" ] || wait_for_it
+}
+
+is_booted() {
+    # A container often has systemctl and no systemd that runs; sd_booted(3) looks here, too.
+    [ -d "${LLMGW_SYSTEMD_RUN:-/run/systemd/system}" ]
 }
 
 wait_for_it() {

@@ -65,6 +65,7 @@ class Machine:
             path.write_text(text)
         env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "RECORD": str(self.record), "LLMGW_PREFIX": str(self.prefix),
                "LLMGW_ETC": str(self.etc), "LLMGW_STATE": str(self.state), "LLMGW_SYSTEMD_DIR": str(self.units),
+               "LLMGW_SYSTEMD_RUN": str(self.units),
                "LLMGW_SERVER": "https://control.example:7800", "LLMGW_JOIN": SECRET, "LLMGW_SHA256": self.hash,
                "LLMGW_PYTHON": sys.executable, "LLMGW_FILE": str(self.web / "llmgw.pyz"), "LLMGW_WAIT": "5", **environment}
         done = subprocess.run([*self.shell, str(path), *words], env={key: value for key, value in env.items() if value},
@@ -252,6 +253,15 @@ def test_without_systemd_it_says_how_to_start_it(machine):
     done = machine.run(PATH=only(machine))
     assert done.returncode == 0 and "there is no systemd here" in done.stderr, done.stderr
     assert f"-I {machine.prefix}/llmgw.pyz agent --server https://control.example:7800" in done.stderr
+
+
+def test_where_systemd_does_not_run_it_is_not_asked_for_anything(machine):
+    """As in a container, or in an image that is being built."""
+    done = machine.run(LLMGW_SYSTEMD_RUN="/nowhere/at/all")
+    assert done.returncode == 0 and "there is no systemd here" in done.stderr and not machine.calls()
+    built = machine.run(LLMGW_SYSTEMD_RUN="/nowhere/at/all", LLMGW_NO_START="1")
+    assert built.returncode == 0 and "installed, not started" in built.stderr and not machine.calls()
+    assert (machine.units / "llmgw-agent.service").exists()
 
 
 @pytest.mark.parametrize("role", ["router", "server"])

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.cuda_archive import GPU, cuda_archives, nvidia_smi
 from tests.trees.conftest import PYTHON, PYZ, host_glibc
+from tests.whole.cluster import until
 
 SUITE = "bullseye"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
@@ -62,7 +63,8 @@ def test_a_build_for_a_newer_system_is_refused_with_each_library_once(site, tree
     assert {"libc.so.6", "libstdc++.so.6"} <= set(libraries) and len(libraries) == len(set(libraries)), sentence
     assert re.search(r"libc\.so\.6 is too old \(needs GLIBC_2\.3[2-9]\)", sentence)
     assert re.search(r"libstdc\+\+\.so\.6 is too old \(needs GLIBCXX_3\.4\.\d\d\)", sentence)
-    assert sentence in " ".join(site.ctl("nodes").split())
+    # the node tries again in between
+    until("ctl nodes says it", lambda: sentence in " ".join(site.ctl("nodes").split()), 120)
     assert "use a newer system on this node" in seen["hint"]
     assert not tree.has_package("libgomp1"), "no package mends a library that is too old"
     code, _ = site.doctor(tree, "node-11")

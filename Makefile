@@ -25,7 +25,8 @@ test-fast: $(READY) ## the tests that need no engine and take no time
 
 test-engines: $(READY) ## the tests with real engines only, vLLM too: installs it (8 GB) and serves with it on the CPU
 	@$(PY) scripts/bring.py >/dev/null
-	$(PYTEST) -s -m "(engine or heavy) and not online" $(ARGS)
+	$(EACH) -m "engine and not online and not heavy" $(ARGS); small=$$?; \
+	$(PYTEST) -s -m "heavy and not online" $(ARGS) && exit $$small
 
 test-39:            ## test-fast on Python 3.9
 	@$(MAKE) --no-print-directory test-fast VENV=.venv-3.9 PYTHON=$$(sh scripts/python.sh 3.9)

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.trees.conftest import Site
 from tests.whole.cluster import MODEL, SERVER_YAML, free_block, until
 
@@ -103,3 +104,28 @@ def test_it_serves_the_real_model_through_the_router(joined, bring, gemma):
             except openai.APIStatusError:
                 return ""
         assert "Paris" in until("an answer", answer, 120)
+
+
+def test_join_sh_with_what_the_line_holds_installs_it_and_what_it_prints_joins(joined, tree, network):
+    """As the README has it; the tree has no systemd, so the script says what is to be started."""
+    line = joined.ctl("token", "create", "--role", "node", "--name", "scripted").strip()
+    told = {"LLMGW_SERVER": re.search(r"https://[^/ ']+", line).group(0), "LLMGW_STATE": "/srv/scripted",
+            "LLMGW_SHA256": re.search(r"\b[0-9a-f]{64}\b", line).group(0),
+            "LLMGW_JOIN": re.search(r"llmgw1\.[A-Za-z0-9._-]+", line).group(0),
+            "LLMGW_KEY_PIN": re.search(r"sha256//([A-Za-z0-9+/=]+)", line).group(1)}
+    shutil.copy(ROOT / "onboarding" / "join.sh", tree.root / "root")
+    words = ["ip", "netns", "exec", network, *tree.words("sh", "/root/join.sh", "agent")]
+    env = {"PATH": os.environ["PATH"], "HOME": "/root", "LANG": "C.UTF-8", **told}
+    done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and told["LLMGW_JOIN"] not in done.stdout + done.stderr, done.stderr
+    command = re.search(r"there is no systemd here.*\n\s+(\S.*)", done.stderr).group(1).split()
+    with open(joined.log("scripted"), "ab") as log:
+        joined.children["scripted"] = subprocess.Popen(["ip", "netns", "exec", network, *tree.words(*command)], stdin=subprocess.DEVNULL,
+                                                       env={**tree.env, "LANG": "C.UTF-8"}, stdout=log, stderr=log)
+
+    def ready():
+        joined.check()
+        return [node for node in joined.items("nodes") if node["name"] == "scripted" and node["state"] == "ready" and node["probed"]]
+    until("the node of join.sh is ready", ready, 180)
+    assert told["LLMGW_JOIN"] not in joined.logs()
+    assert "llmgw-engine" in (tree.root / "etc" / "passwd").read_text()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from llmgw.agent.gpu_proof import GpuProof
+from llmgw.agent.gpu_proof import RELEASE_SECONDS, GpuProof
 from llmgw.domain.command import Command
 from llmgw.domain.engine import EngineWanted
 from llmgw.domain.replica import GpuSlot, ShardState
@@ -58,6 +58,21 @@ def test_what_nvidia_smi_says_decides(smi, tmp_path, monkeypatch, used, apps, wo
     finally:
         assert spawn.stop(marker, grace_seconds=2.0) == []
         spawn.forget(identity.pid)
+
+
+def test_memory_of_an_ended_program_is_waited_for_and_not_for_ever(smi, monkeypatch, caplog):
+    monkeypatch.setenv("LLMGW_REHEARSE_NVIDIA_PATH", str(smi.folder))
+    proof, said = GpuProof((GpuSlot(UUID, 0),)), "GPU 0 still shows memory of programs that ended"
+    assert proof.unreleased(0.0) == ""
+    smi.says("900 MiB", f"4000001, 800 MiB, {UUID}")
+    assert proof.unreleased(10.0) == proof.unreleased(10.0 + RELEASE_SECONDS - 1.0) == said and not caplog.records
+    assert proof.unreleased(10.0 + RELEASE_SECONDS) == "" and said in caplog.text
+    smi.says("4 MiB")
+    assert proof.unreleased(200.0) == ""
+    smi.says("900 MiB", f"{os.getpid()}, 800 MiB, {UUID}")      # somebody else by now
+    assert proof.unreleased(300.0) == "" == GpuProof((), first=False).unreleased(300.0)
+    smi.says("900 MiB", f"4000001, 800 MiB, {UUID}")
+    assert GpuProof((GpuSlot(UUID, 0),), first=False).unreleased(0.0) == said
 
 
 def test_without_a_driver_or_without_gpus_there_is_nothing_to_prove(smi, monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.decide.gpu_proof import LEAST_BYTES, Holder, Sample, judge
+from llmgw.decide.gpu_proof import LEAST_BYTES, Holder, Sample, judge, unreleased
 from llmgw.domain.replica import GpuSlot
 
 A, B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
@@ -15,6 +15,18 @@ GIB = 1 << 30
 
 def sample(a, b, *holders):
     return Sample({A: a, B: b}, tuple(Holder(*holder) for holder in holders))
+
+
+@pytest.mark.parametrize("what, before, now, words", [
+    ("all is as before", sample(GIB, GIB, (1, A, GIB)), sample(GIB, GIB, (1, A, GIB)), ""),
+    ("an ended program is listed", sample(0, 0), sample(GIB, 0, (99, A, GIB)), "GPU 0 still shows memory of programs that ended"),
+    ("it is listed, and before is not known", None, sample(GIB, GIB, (99, A, GIB), (98, B, None)), "GPUs 0, 3 still show memory of programs that ended"),
+    ("nobody is listed, the memory is not back", sample(0, 0), sample(0, GIB), "GPU 3 still shows memory of programs that ended"),
+    ("a stranger runs there by now", sample(0, 0), sample(GIB, 0, (7, A, GIB)), ""),
+    ("a little more than before", sample(0, 0), sample(LEAST_BYTES - 1, 0), ""),
+    ("unified memory, nothing is told", sample(None, None), sample(None, None), "")])
+def test_memory_that_is_not_free_again_after_the_end_is_told(what, before, now, words):
+    assert unreleased(BOTH, before, now, frozenset((7, 8))) == words, what
 
 
 @pytest.mark.parametrize("what, before, now, idle, unknown", [

@@ -43,9 +43,9 @@ class MayListen:
     more_ports: int = 0
 
 
-def on_gpus(found: Finding, proof: Optional[GpuProof], marker: spawn.Marker) -> Finding:
+def on_gpus(found: Finding, proof: GpuProof, marker: spawn.Marker) -> Finding:
     """Return ``found``, or that the programs hold nothing of a GPU they were given."""
-    why = proof.why_not(marker) if found.proof is Proof.READY and proof is not None else ""
+    why = proof.why_not(marker) if found.proof is Proof.READY else ""
     return Finding(Proof.WRONG, f"does not use its GPUs: {why}", "NotOnGpu") if why else found
 
 

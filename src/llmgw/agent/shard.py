@@ -66,7 +66,7 @@ class ShardKeeper:
         self._watch: Optional[Watch] = None
         self._door: Optional[EngineDoor] = None
         self._memory_kills = 0
-        self._gpu_proof: Optional[GpuProof] = None
+        self._gpu_proof = GpuProof(wanted.gpus, first=False)
         self._said = logs.Said()
 
     def end(self) -> None:
@@ -146,8 +146,7 @@ class ShardKeeper:
         if usable is None:
             return
         program: Optional[Program] = None
-        if self._row.incarnation and spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS):
-            self._say(CANNOT_STOP, "what is left of its last run does not end")
+        if not self._nothing_is_left():
             return
         self._row = dataclasses.replace(self._row, program=usable.program)
         try:
@@ -229,9 +228,7 @@ class ShardKeeper:
 
     def _end_turn(self) -> None:
         """Make room for the next turn of the gang."""
-        left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS)
-        if left:
-            self._say(CANNOT_STOP, f"these processes do not end: {', '.join(map(str, left))}")
+        if not self._nothing_is_left():
             return
         self._let_go()
         self._ready_at = None
@@ -255,9 +252,7 @@ class ShardKeeper:
         if self._state is not ShardState.STOPPING:
             self._move(Event.STOP, "Stopping", "is being stopped")
             self._tell()                                      # the gate closes its door first
-        left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS) if self._row.incarnation else []
-        if left:
-            self._say(CANNOT_STOP, f"these processes do not end: {', '.join(map(str, left))}")
+        if not self._nothing_is_left():
             return
         self._let_go()
         self._move(Event.GONE, "Stopped", "")
@@ -269,6 +264,14 @@ class ShardKeeper:
             self.done.set()
 
     # what steps share -------------------------------------------------------
+
+    def _nothing_is_left(self) -> bool:
+        """End what runs; say what does not end, or which GPU is not free again: nothing new is started there."""
+        left = spawn.stop(self._marker, grace_seconds=STOP_GRACE_SECONDS) if self._row.incarnation else []
+        held = "" if left else self._gpu_proof.unreleased(self._clock.monotonic())
+        if left or held:
+            self._say(CANNOT_STOP, held or f"these processes do not end: {', '.join(map(str, left))}")
+        return not (left or held)
 
     def _begin(self, event: Event) -> None:
         assert self._row.port is not None and self._row.identity is not None

@@ -59,6 +59,24 @@ def judge(slots: Sequence[GpuSlot], before: Optional[Sample], now: Sample, ours:
     return Verdict(tuple(idle), tuple(unknown))
 
 
+def unreleased(slots: Sequence[GpuSlot], before: Optional[Sample], now: Sample, alive: FrozenSet[int]) -> str:
+    """Return, in words, which cards still show memory of programs that have ended; ``alive``: pids that run.
+
+    A card whose memory has grown since before the start counts too, unless a stranger runs there that did not then.
+    """
+    held: List[int] = []
+    for slot in slots:
+        first = {holder.pid for holder in (before.holders if before else ()) if holder.gpu_uuid == slot.uuid}
+        new = {holder.pid for holder in now.holders if holder.gpu_uuid == slot.uuid} - first
+        grown = _grown(slot.uuid, before, now)
+        if new - alive or (not new and grown is not None and grown >= LEAST_BYTES):
+            held.append(slot.index)
+    if not held:
+        return ""
+    which = f"GPU {held[0]} still shows" if len(held) == 1 else f"GPUs {', '.join(map(str, held))} still show"
+    return f"{which} memory of programs that ended"
+
+
 def _grown(uuid: str, before: Optional[Sample], now: Sample) -> Optional[int]:
     """Return by how much the card's used memory has grown since before the start; None when that is not known."""
     first, last = before.used.get(uuid) if before else None, now.used.get(uuid)

@@ -6,12 +6,15 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
+import urllib.error
+import urllib.request
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.trees.conftest import Site
+from tests.trees.conftest import PYTHON, PYZ, Site
 from tests.whole.cluster import MODEL, SERVER_YAML, free_block, until
 
 SUITE = "bullseye"
@@ -39,13 +42,18 @@ def network():
                 subprocess.run(words, capture_output=True, check=False)
 
 
+def needs(tree, tool):
+    """Install a package of one tool in the tree."""
+    if tree.run("sh", "-c", f"command -v {tool}").returncode:
+        done = tree.run("sh", "-c", f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {tool}", timeout=600)
+        if done.returncode:
+            pytest.skip(f"NOT TESTED on Debian 11: its mirror gives no {tool}: {done.stdout[-300:]}")
+
+
 @pytest.fixture(scope="module")
 def joined(tree, network, pyz, qa_template, tmp_path_factory):
     """The line, run as printed in the tree and the namespace; it is a root shell there."""
-    if tree.run("sh", "-c", "command -v curl").returncode:
-        done = tree.run("sh", "-c", "apt-get update -qq && apt-get install -y -qq --no-install-recommends curl", timeout=600)
-        if done.returncode:
-            pytest.skip(f"NOT TESTED on Debian 11: its mirror gives no curl: {done.stdout[-300:]}")
+    needs(tree, "curl")
     site = Site(pyz, tmp_path_factory.mktemp("joins"), qa_template)
     site.config.write_text(SERVER_YAML.replace("127.0.0.1:0", "0.0.0.0:0") + f"names: [{HERE}]\n")
     try:
@@ -129,3 +137,28 @@ def test_join_sh_with_what_the_line_holds_installs_it_and_what_it_prints_joins(j
     until("the node of join.sh is ready", ready, 180)
     assert told["LLMGW_JOIN"] not in joined.logs()
     assert "llmgw-engine" in (tree.root / "etc" / "passwd").read_text()
+
+
+def test_a_control_plane_there_makes_certificates_with_its_own_openssl(tree, network):
+    """OpenSSL 1.1.1; this machine's reads them, which from Python 3.13 on is strict."""
+    needs(tree, "openssl")
+    assert tree.run("openssl", "version").stdout.startswith("OpenSSL 1.1.1")
+    place = tree.root / "srv" / "plane"
+    place.mkdir()
+    (place / "server.yaml").write_text(f"cluster: there\nlisten: 0.0.0.0:7810\nnames: [{THERE}]\n")
+    with open(place / "server.log", "ab") as log:
+        server = subprocess.Popen(["ip", "netns", "exec", network, *tree.words(
+            PYTHON, "-I", PYZ, "server", "--config", "/srv/plane/server.yaml", "--data-dir", "/srv/plane/data")],
+            env=tree.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        until("the server listens", lambda: server.poll() is not None or (place / "data" / "endpoint.json").exists(), 120)
+        assert server.poll() is None, (place / "server.log").read_text()
+        context = ssl.create_default_context(cafile=str(place / "data" / "tls" / "server-ca.pem"))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+        with opener.open(f"https://{THERE}:7810/healthz", timeout=60) as answer:
+            assert answer.status == 200
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"https://{THERE}:7810/healthz", timeout=60)
+    finally:
+        server.terminate()
+        server.wait(60)

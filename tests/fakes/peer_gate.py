@@ -1,6 +1,7 @@
 """The gate of another node, as a test wants it: one that has a blob, a part of it, lies, hangs, cuts or drips."""
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -25,7 +26,8 @@ class PeerGate:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                gate._get(self)
+                with contextlib.suppress(OSError):
+                    gate._get(self)
 
             def log_message(self, *unused):
                 pass
@@ -71,6 +73,7 @@ class PeerGate:
         handler.send_header("Content-Length", str(len(data)))
         handler.send_header("Content-Range", f"bytes {first}-{last}/{len(self.data)}")
         handler.end_headers()
+        handler.close_connection = True
         if self.fault == "hangs":
             self._end.wait(120)
         elif self.fault == "drips":
@@ -79,23 +82,16 @@ class PeerGate:
             handler.wfile.write(data[:len(data) // 2])
             handler.connection.shutdown(socket.SHUT_RDWR)
         else:
-            try:
-                handler.wfile.write(data)
-                self.sent_bytes += len(data)
-            except OSError:
-                pass
-        handler.close_connection = True
+            handler.wfile.write(data)
+            self.sent_bytes += len(data)
 
     def _drip(self, handler, data):
-        try:
-            for at in range(len(data)):
-                handler.wfile.write(data[at:at + 1])
-                handler.wfile.flush()
-                if self._end.wait(0.2):
-                    break
-        except OSError:
-            pass
         handler.close_connection = True
+        for at in range(len(data)):
+            handler.wfile.write(data[at:at + 1])
+            handler.wfile.flush()
+            if self._end.wait(0.2):
+                break
 
 
 def _send(handler, status, body):

@@ -100,6 +100,7 @@ class Transfer:
         self._shares = Shares(len(chunks), patience)
         self._done_bytes = 0
         self._written_chunks = 0
+        self._runs = 0                            # that the source was asked for
         self._tries: Dict[int, int] = {}
         self._errors: List[LlmgwError] = []
         self._hired: Set[str] = set()
@@ -230,11 +231,16 @@ class Transfer:
         with self._news:
             while not self._is_over() and supplier.name not in self._gone:
                 run = self._shares.for_peer(supplier.name) if supplier.spare else \
-                    self._shares.for_source(time.monotonic(), self._streams, RUN_CHUNKS)
+                    self._shares.for_source(time.monotonic(), self._streams, self._run_chunks())
                 if run:
+                    self._runs += not supplier.spare
                     return run
                 self._news.wait(TURN_SECONDS / 2)
             return []
+
+    def _run_chunks(self) -> int:
+        """A node among others begins with little: those that begin with it may not have been told of it yet."""
+        return min(RUN_CHUNKS, 1 << (self._runs // self._streams)) if self._me else RUN_CHUNKS
 
     def _bring(self, supplier: Supplier, run: List[int], buffer: memoryview) -> None:
         """Receive the chunks of ``run``, taking each out of it as it is proven and written."""

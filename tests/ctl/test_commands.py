@@ -9,7 +9,7 @@ import time
 
 from llmgw.api import wire
 from llmgw.ctl.output import columns
-from llmgw.domain.engine import Asset, EngineObserved, EnginePhase
+from llmgw.domain.engine import BESIDE, Asset, EngineObserved, EnginePhase
 from llmgw.domain.model import Weights, WeightsFile
 from llmgw.domain.node import Gpu, NodeFacts, NodeIdentity, OsRelease
 from llmgw.domain.replica import FirstFailure, GpuSlot, ShardObserved, ShardState
@@ -55,7 +55,8 @@ def replica(**more):
 
 def test_stand_in_nodes_shows_what_a_machine_is_and_what_troubles_it(ctl, fake):
     missing = EngineObserved("llama.cpp", "b10991", EnginePhase.MISSING, "libgomp.so.1 is missing")
-    server = fake({"GET /v1/nodes": items(wire.NODE_VIEW, node(engines=(missing,), warnings=("no AVX2",)),
+    serving = EngineObserved("vllm", "0.31.0", EnginePhase.INSTALLED, f"vllm 0.31.0{BESIDE}no index", usable=True)
+    server = fake({"GET /v1/nodes": items(wire.NODE_VIEW, node(engines=(missing, serving), warnings=("no AVX2",)),
                                           node("beta", "lost", "no heartbeat for 11 m", draining=True,
                                                warnings=("its clock is 90 s behind",), clock_skew_seconds=-90.0))})
     done = ctl("nodes", server=server.url)
@@ -63,7 +64,8 @@ def test_stand_in_nodes_shows_what_a_machine_is_and_what_troubles_it(ctl, fake):
     lines = done.stdout.splitlines()
     assert "2 x L40S" in lines[1] and "21/34 GB" in lines[1]
     assert lines[2:4] == ["  no AVX2", f"  {SENTENCE}"]
-    assert lines[5] == "  no heartbeat for 11 m" and lines[6].startswith("  draining") and "90 s behind" in lines[7]
+    assert lines[4] == "  vllm 0.31.0: vllm 0.31.0; new packages: no index"
+    assert lines[6] == "  no heartbeat for 11 m" and lines[7].startswith("  draining") and "90 s behind" in lines[8]
     assert server.requests[0][3] == "Bearer llmgw_admin_00000000_secret"
 
 
@@ -97,10 +99,15 @@ def test_stand_in_engines_shows_the_nodes_sentence_and_what_to_try(ctl, fake):
                           "apt-get install libgomp1")
     loading = EngineObserved("llama.cpp", "b10991", EnginePhase.DOWNLOADING, "llama.tar.gz",
                              done_bytes=5, total_bytes=20)
+    renewed = EngineObserved("vllm", "0.31.0", EnginePhase.INSTALLED, "vllm 0.31.0", usable=True)
+    serving = EngineObserved("vllm", "0.31.0", EnginePhase.INSTALLED,
+                             f"vllm 0.31.0{BESIDE}they are withdrawn", "relock", usable=True)
     server = fake({"GET /v1/engines": items(
         wire.ENGINE_VIEW, EngineView("llama.cpp", "b10991", nodes=(("alpha", seen), ("beta", loading))),
-        EngineView("vllm", "0.30.0", assets_problem="github.com: no answer in time"))})
+        EngineView("vllm", "0.30.0", assets_problem="github.com: no answer in time"),
+        EngineView("vllm", "0.31.0", nodes=(("alpha", serving), ("beta", renewed))))})
     out = ctl("engines", server=server.url).stdout
+    assert "vllm 0.31.0; new packages: they are withdrawn\n  try: relock\n" in out and out.count("new packages") == 1
     assert "  libgomp.so.1 is missing\n  try: apt-get install libgomp1\n" in out
     assert "llama.tar.gz (25 % of 20 B)" in out and "  github.com: no answer in time" in out
 

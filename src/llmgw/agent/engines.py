@@ -18,7 +18,7 @@ from llmgw.agent.python_engine import PythonInstaller
 from llmgw.decide import engines as decide
 from llmgw.decide import requirements
 from llmgw.domain.cluster import OperatorEngine
-from llmgw.domain.engine import LLAMA_CPP, TRTLLM, VLLM, EngineObserved, EnginePhase, EngineWanted
+from llmgw.domain.engine import BESIDE, LLAMA_CPP, TRTLLM, VLLM, EngineObserved, EnginePhase, EngineWanted
 from llmgw.domain.errors import DiskFull, EngineFailed, LlmgwError, RequirementMissing, TryAgain
 from llmgw.engines import recipes, trtllm
 from llmgw.engines.needs import NEEDS
@@ -163,14 +163,14 @@ class EngineKeeper:
             if self._board.engine(key)[1] is None:
                 self._report(key, phase, message, done, total)
             elif time.monotonic() - self._last[key][2] >= REPORT_SECONDS:
-                self._tell_serving(key, f"new packages: {message}", done=done, total=total)
+                self._tell_serving(key, message, done=done, total=total)
         return tell
 
     def _tell_serving(self, key: Key, message: str, hint: str = "", done: Optional[int] = None,
                       total: Optional[int] = None) -> None:
         """Tell of an environment that serves while another one is made, or cannot be."""
         made = self._installed[key]
-        self._tell(key, EnginePhase.INSTALLED, f"{made.says}; {message}", hint, usable=self._board.engine(key)[1],
+        self._tell(key, EnginePhase.INSTALLED, f"{made.says}{BESIDE}{message}", hint, usable=self._board.engine(key)[1],
                    devices=made.devices, done=done, total=total)
 
     def _remove_former(self) -> None:
@@ -243,7 +243,7 @@ class EngineKeeper:
         wait = decide.retry_at(attempt) - self._clock.monotonic()
         told = error.message + f"; tried again in {wait:.0f} seconds"
         if self._board.engine(key)[1] is not None:
-            self._tell_serving(key, f"new packages: {told}", error.hint or "")
+            self._tell_serving(key, told, error.hint or "")
         else:
             self._tell(key, phase, told, error.hint or "")
         if self._said.is_new(f"{key}", error.message):

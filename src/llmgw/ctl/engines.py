@@ -53,8 +53,8 @@ def _rows(engine: EngineView) -> List[output.Row]:
 
 
 def _row(engine: EngineView, node: str, seen: EngineObserved) -> output.Row:
-    notes = [] if seen.usable else [seen.message + _percent(seen)]
-    if seen.hint and not seen.usable:
+    notes = [] if seen.is_plain else [seen.message + _percent(seen)]
+    if seen.hint and not seen.is_plain:
         notes.append(f"try: {seen.hint}")
     return output.Row((engine.name, engine.version, node, seen.phase.value, seen.source,
                        ", ".join(seen.devices)), tuple(note for note in notes if note))

@@ -101,5 +101,5 @@ def notes_of(node: NodeView) -> List[str]:
         notes.append("has not finished looking at itself yet")
     notes += node.warnings
     notes += [engine.sentence for engine in node.engines
-              if engine.message and not engine.usable and engine.phase.value != "skipped"]
+              if engine.message and not engine.is_plain and engine.phase.value != "skipped"]
     return list(dict.fromkeys(notes))

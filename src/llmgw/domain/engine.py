@@ -11,6 +11,7 @@ SGLANG = "sglang"
 TRTLLM = "trtllm"
 ENGINES = (LLAMA_CPP, VLLM, SGLANG, TRTLLM)
 PYTHON_ENGINES = (VLLM, SGLANG)      # an environment of packages, made on the node
+BESIDE = "; new packages: "           # in the sentence of one that serves while its packages are replaced
 CPU = "CPU"                          # among the devices of a build that runs without a GPU
 UV, PYTHON = "uv", "python"
 TOOLS = (UV, PYTHON)                 # what makes such an environment; releases of their own
@@ -96,6 +97,11 @@ class EngineObserved:
     total_bytes: Optional[int] = None
     devices: Tuple[str, ...] = ()
     since: float = 0.0        # wall clock of the node, for display only
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it serves, and there is no more to say of it."""
+        return self.usable and BESIDE not in self.message
 
     @property
     def sentence(self) -> str:

@@ -82,11 +82,13 @@ class EngineDoor:
             found = self._prove_answers()
         except Unreachable as error:
             return Finding(Proof.NOT_YET, f"did not answer: {error.message}")
-        if found.proof is not Proof.READY:
-            return found
+        return found if found.proof is not Proof.READY else self.shut(identity)
+
+    def shut(self, identity: spawn.Identity) -> Finding:
+        """Check that nothing of the program's listens where other machines reach it and nobody asks for a key."""
         outside = listens_outside(identity, self._may_listen)
         return Finding(Proof.WRONG, f"lets other machines in: it listens on {', '.join(outside)}",
-                       "ListensOutside") if outside else found
+                       "ListensOutside") if outside else Finding(Proof.READY)
 
     def _prove_answers(self) -> Finding:
         models = self._get(self._engine.models_path, self._key)
@@ -144,7 +146,7 @@ def listens_outside(identity: spawn.Identity, allowed: MayListen = MayListen()) 
         ours |= proc.socket_inodes(process.pid)
     found = sorted({(item.address, item.port) for item in proc.listeners()
                     if item.inode in ours and not item.is_loopback
-                    and item.address not in allowed.addresses and item.port not in allowed.ports})
+                    and item.plain_address not in allowed.addresses and item.port not in allowed.ports})
     if len(found) <= allowed.more_ports:
         return ()
     return tuple(f"{address} port {port}" for address, port in found)

@@ -196,10 +196,10 @@ class ShardKeeper:
     def _finding(self, identity: spawn.Identity) -> Finding:
         """Ask the engine; a rank that does not serve is ready when rank 0 is, whose answers take all of them."""
         gang = self._wanted.gang
+        assert self._door is not None
         if self._follows:
             is_proven = gang is not None and gang.lead_ready
-            return Finding(Proof.READY if is_proven else Proof.NOT_YET, "waits for rank 0 to answer")
-        assert self._door is not None
+            return self._door.shut(identity) if is_proven else Finding(Proof.NOT_YET, "waits for rank 0 to answer")
         return self._door.prove(identity)
 
     def _watch_it(self) -> None:

@@ -23,6 +23,13 @@ class Listener:
     def is_loopback(self) -> bool:
         return is_loopback(self.address)
 
+    @property
+    def plain_address(self) -> str:
+        """The address; of one that IPv6 wraps (::ffff:10.0.0.1), the IPv4 address inside."""
+        found = ipaddress.ip_address(self.address)
+        inner = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        return str(inner or found)
+
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine reaches ``address``; ::ffff:127.0.0.1 is loopback, too."""

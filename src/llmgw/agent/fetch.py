@@ -47,6 +47,7 @@ class Fetched:
 
     problem: str = ""
     sources: str = ""
+    has_peers: bool = False
 
 
 class Fetcher:
@@ -67,7 +68,8 @@ class Fetcher:
             brought.append(self._fetch_file(file, reserve_bytes, _Progress(report, done), stopping, patience))
             done += file.size_bytes
             failpoint.reach("weights-after-blob")
-        return Fetched(_problem([bad for one in brought for bad in one.bad], weights), _sources(brought))
+        return Fetched(_problem([bad for one in brought for bad in one.bad], weights), _sources(brought),
+                       any(name != ControlPlane.name for one in brought for name in one.by))
 
     def _check_space(self, weights: Weights, reserve_bytes: int) -> None:
         """Refuse, before the first byte, what this disk cannot hold; what has come already counts as there."""

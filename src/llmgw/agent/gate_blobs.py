@@ -84,7 +84,7 @@ class BlobDoor:
         assert match is not None
         digest, layout = match.group(1).decode("ascii"), Layout(self._root)
         if match.group(2):
-            _Answer(self, request).begin(functools.partial(chunks_here, layout, digest))
+            _Answer(self, request, counts=0).begin(functools.partial(chunks_here, layout, digest))
         else:
             asked = request.head.headers.get(b"range", b"").decode("latin-1")
             _Answer(self, request).begin(functools.partial(open_part, layout, digest, asked))
@@ -99,15 +99,15 @@ class BlobDoor:
 class _Answer:
     """One answer, owner of its request: a piece is read when the one before has been taken."""
 
-    def __init__(self, door: BlobDoor, request: Request) -> None:
-        self._door, self._request = door, request
+    def __init__(self, door: BlobDoor, request: Request, counts: int = 1) -> None:
+        self._door, self._request, self._counts = door, request, counts
         self._part: Optional[Part] = None
         self._at = self._end = 0
         self._reading = self._paused = self._gone = False
         request.owner = self
 
     def begin(self, opening: Callable[[], Any]) -> None:
-        self._door.readers += 1
+        self._door.readers += self._counts
         self._reading = True
         self._door.work(opening, self._opened)
 
@@ -162,7 +162,7 @@ class _Answer:
             self._read()
 
     def _end_it(self) -> None:
-        self._door.readers -= 1
+        self._door.readers -= self._counts
         part, self._part, self._gone = self._part, None, True
         if part is not None:
             os.close(part.file)

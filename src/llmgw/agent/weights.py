@@ -183,7 +183,8 @@ class WeightsKeeper:
         fetched = self._fetcher.fetch(weights, reserve_bytes=reserve, report=self._reporter(weights),
                                       stopping=lambda: self._stop.is_set() or not self._is_wanted(weights))
         self._complete(weights)
-        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes, fetched.problem)
+        self._put(weights, WeightsPhase.WHOLE, weights.size_bytes, "; ".join(filter(None, (
+            fetched.problem, fetched.sources if fetched.has_peers else ""))))
         log.info("weights whole name=%s fingerprint=%.12s: %s", weights.name, weights.fingerprint,
                  fetched.sources or "everything was here")
 

@@ -18,15 +18,20 @@ def asked(rows: Sequence[Replica], nodes: Mapping[str, NodeState]) -> Asked:
 
     Told from the placement and not from how far each is: that changes all the time, and they tell each other.
     """
-    wanting: Dict[str, Set[str]] = {}                     # fingerprint -> nodes
+    able = {name: node.observed for name, node in nodes.items() if node.observed is not None and _is_open(node)}
+    holding: Dict[str, Set[str]] = {}                     # fingerprint -> nodes
+    for name, observed in able.items():
+        for one in observed.weights:
+            if one.phase is WeightsPhase.WHOLE:
+                holding.setdefault(one.fingerprint, set()).add(name)
+    wanting: Dict[str, Set[str]] = {}
     for row in rows:
         if row.wish is not ReplicaWish.STOP:
             wanting.setdefault(row.weights.fingerprint, set()).update(
                 shard.node for shard in row.shards if shard.node in nodes)
     found: Dict[str, Dict[str, List[str]]] = {}
     for fingerprint, askers in sorted(wanting.items()):
-        having = [name for name, node in sorted(nodes.items())
-                  if _is_open(node) and (name in askers or _holds(node, fingerprint))]
+        having = sorted(name for name in askers | holding.get(fingerprint, set()) if name in able)
         for asker in askers:
             for name in _next(having, asker):
                 found.setdefault(asker, {}).setdefault(name, []).append(fingerprint)
@@ -36,11 +41,6 @@ def asked(rows: Sequence[Replica], nodes: Mapping[str, NodeState]) -> Asked:
 def _is_open(node: NodeState) -> bool:
     return (node.observed is not None and node.observed.identity.gate_port > 0
             and node.liveness.life not in (NodeLife.LOST, NodeLife.STOPPED))
-
-
-def _holds(node: NodeState, fingerprint: str) -> bool:
-    return node.observed is not None and any(
-        one.fingerprint == fingerprint and one.phase is WeightsPhase.WHOLE for one in node.observed.weights)
 
 
 def _next(having: Sequence[str], asker: str) -> List[str]:

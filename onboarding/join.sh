@@ -7,7 +7,7 @@
 #
 #   LLMGW_SHA256       the hash that llmgw.pyz must have (64 hex digits): always needed
 #   LLMGW_SERVER       the control plane (agent, router)
-#   LLMGW_JOIN         the join string of `llmgw ctl token create`; or LLMGW_JOIN_FILE, a file that holds it
+#   LLMGW_JOIN         the join string of `llmgw.pyz ctl token create`; or LLMGW_JOIN_FILE, a file that holds it
 #   LLMGW_URL          where llmgw.pyz is loaded from (without: LLMGW_SERVER/llmgw.pyz)
 #   LLMGW_KEY_PIN      base64 sha256 of the public key of that server, for curl --pinnedpubkey
 #   LLMGW_FILE         an llmgw.pyz that is here already (no network)
@@ -95,7 +95,7 @@ check_words() {
 
 hash_is_missing() {
     say "LLMGW_SHA256 is missing, or is no sha256: llmgw.pyz is never run unchecked"
-    try "the line of llmgw ctl token create has it, and SHA256SUMS of the release"
+    try "the line of llmgw.pyz ctl token create has it, and SHA256SUMS of the release"
     exit 64
 }
 
@@ -398,7 +398,7 @@ YAML
         elif [ -n "${LLMGW_JOIN:-}" ]; then
             printf '%s\n' "$LLMGW_JOIN" | put "$etc/$role.join" 600 || true
         elif [ ! -e "$etc/$role.join" ] && [ ! -e "$(credential)" ]; then
-            fail 64 "LLMGW_JOIN is missing: the string that llmgw ctl token create prints"
+            fail 64 "LLMGW_JOIN is missing: the string that llmgw.pyz ctl token create prints"
         fi
         if [ -z "$dry" ] && [ -e "$etc/$role.join" ] && [ "$(id -u)" -eq 0 ]; then chown "$owner" "$etc/$role.join"; fi
     fi
@@ -470,7 +470,7 @@ wait_for_it() {
     done
     if [ "$role" = agent ]; then
         name=$(sed -n 's/.*"name":"\([^"]*\)".*/\1/p' "$(credential)" 2>/dev/null || true)
-        say "the control plane knows this node${name:+ as $name}: llmgw ctl nodes shows it"
+        say "the control plane knows this node${name:+ as $name}: llmgw.pyz ctl nodes shows it"
     else
         say "llmgw-$role runs"
     fi

@@ -128,7 +128,7 @@ def models():
                    "emil: vllm 0.30.0: needs an NVIDIA driver >= 580, this node has 550.54.15",
                    "frieda: no heartbeat for 48 s"), 131072, 141 * GB),
         ModelView("nomic-embed", "llama.cpp", BUILD, "embed", "mirror:nomic-embed-text-v1.5", 1, 0, (), ("embed-0b1d",),
-                  ("weights mirror:nomic-embed-text-v1.5 are not in the mirror (llmgw ctl mirror import FILE --name "
+                  ("weights mirror:nomic-embed-text-v1.5 are not in the mirror (llmgw.pyz ctl mirror import FILE --name "
                    "nomic-embed-text-v1.5)",), 2048, 146_000_000),
         ModelView("parked", "llama.cpp", BUILD, "chat", "file:/srv/models/parked.gguf", 0, 0, (), (), (), None, None))
 

@@ -56,7 +56,7 @@ def served(server, *names):
 
 def test_a_model_is_placed_on_a_stand_in_node_and_routed(server):
     assert models(server)["m"].why_not == (
-        "weights mirror:m are not in the mirror (llmgw ctl mirror import FILE --name m)",)
+        "weights mirror:m are not in the mirror (llmgw.pyz ctl mirror import FILE --name m)",)
     node, = served(server, "a")
     shard, = node.desired.shards
     assert shard.model.name == "m" and shard.weights.files[0].chunks and shard.key

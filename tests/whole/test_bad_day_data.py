@@ -79,7 +79,7 @@ def test_an_archive_that_climbs_out_is_refused_by_the_node_and_leaves_nothing(pl
     until("it is refused", lambda: engine(place)["phase"] == "failed")
     assert "a name that climbs out of its folder: 'llama-b10991/../../../../evil'" in engine(place)["message"]
     assert "climbs out of its folder" in place.ctl("nodes")
-    assert "try: bring the release's own archive: llmgw ctl mirror import-engine" in place.ctl("engines")
+    assert "try: bring the release's own archive: llmgw.pyz ctl mirror import-engine" in place.ctl("engines")
     assert list(place.folder.rglob("evil")) == []
     assert not [item for item in (place.dir("node-1") / "engines").rglob("*") if item.is_file()]
 

@@ -187,7 +187,7 @@ def test_a_revoked_node_gets_no_new_request_and_says_how_to_join_again(cluster, 
             return error.status_code == 503
         return False
     until("no request reaches it", refused, 60)
-    until("the agent says so", lambda: "llmgw ctl token create" in cluster.log("node-1").read_text(), 60)
+    until("the agent says so", lambda: "llmgw.pyz ctl token create" in cluster.log("node-1").read_text(), 60)
     assert cluster.children["node-1"].poll() is None
 
 

@@ -87,7 +87,7 @@ class _Doorway:
             return
         if not certificate and not is_loopback(host):
             raise ConfigError(f"the gate does not listen on {host}: off loopback it needs TLS, and this node has no "
-                              "certificate", hint="let the node join (llmgw ctl token create --role node), "
+                              "certificate", hint="let the node join (llmgw.pyz ctl token create --role node), "
                               "or use 127.0.0.1")
         self._listener.stop_accepting()
         try:

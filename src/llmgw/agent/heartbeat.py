@@ -23,7 +23,7 @@ EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 60.0
 TIMEOUT_SECONDS = 8.0
 TOKEN_HINT = ("copy the server's tokens/node into this agent's token file, and start it again; a node that had joined "
-              "joins anew with the line of llmgw ctl token create --role node")
+              "joins anew with the line of llmgw.pyz ctl token create --role node")
 
 
 class Heartbeat:

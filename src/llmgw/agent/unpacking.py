@@ -88,7 +88,7 @@ class Unpacking:
                            f"of which {RESERVE_BYTES / 1e6:.1f} MB are kept",
                            hint=f"free some space on the filesystem of {above}") from None
         except UnsafeArchive as error:
-            error.hint = "bring the release's own archive: llmgw ctl mirror import-engine ARCHIVE --sha256 HEX"
+            error.hint = "bring the release's own archive: llmgw.pyz ctl mirror import-engine ARCHIVE --sha256 HEX"
             raise
 
 

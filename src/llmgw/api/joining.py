@@ -68,7 +68,7 @@ def pinned_ca(url: str, ca_sha256: str, timeout: float = 10.0) -> str:
     if not hmac.compare_digest(found, ca_sha256):
         raise Forbidden(f"{url}: its CA is not the one that was named: somebody else answers at this address, or its "
                         "certificates were made anew; nothing was sent",
-                        hint="check the address, and make a new string with llmgw ctl token create")
+                        hint="check the address, and make a new string with llmgw.pyz ctl token create")
     return pem
 
 
@@ -144,7 +144,7 @@ def _join(servers: Sequence[str], role: str, string: JoinString, request: JoinRe
             continue
         if answer.role != role:
             raise ConfigError(f"the join string is for a {answer.role}, not for a {role}",
-                              hint=f"make another: llmgw ctl token create --role {role}")
+                              hint=f"make another: llmgw.pyz ctl token create --role {role}")
         return Credential(answer.role, answer.name, answer.token, ca, answer.fleet_ca, answer.certificate, answer.key,
                           answer.renew_at, answer.ends_at, string.id, tuple(servers), answer.tls_name)
     raise problem

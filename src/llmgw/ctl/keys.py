@@ -47,7 +47,7 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     keys = [wire.KEY_VIEW.decode(item, "key") for item in data["items"]]
     output.write_table(TITLES, [_row(key) for key in keys],
-                       empty="no key yet: llmgw ctl keys create NAME")
+                       empty="no key yet: llmgw.pyz ctl keys create NAME")
     return 0
 
 

@@ -95,7 +95,7 @@ def _import_ollama(options: argparse.Namespace) -> int:
     if options.only_list:
         return _list_ollama(ollama.listed(folder, mirror_care.view(client)), ollama.partial_downloads(folder), options)
     if not options.model:
-        raise UsageError("which model?", hint="llmgw ctl mirror import-ollama --list shows them")
+        raise UsageError("which model?", hint="llmgw.pyz ctl mirror import-ollama --list shows them")
     made = ollama.bring(client, folder, ollama_manifest.name(options.model), options.name)
     output.say(f"{made.name}: {output.size(made.size_bytes)} in the mirror (weights: mirror:{made.name})")
     return 0

@@ -30,7 +30,7 @@ def list_(options: argparse.Namespace) -> int:
         output.write_json(client.json("GET", paths.MIRROR))
         return 0
     mirror = view(client)
-    output.write_table(TITLES, rows(mirror), empty="the mirror is empty: llmgw ctl mirror import FILE --name NAME")
+    output.write_table(TITLES, rows(mirror), empty="the mirror is empty: llmgw.pyz ctl mirror import FILE --name NAME")
     for sentence in mirror.activity:
         output.say(sentence)
     output.say(f"free: {output.size(mirror.free_bytes)}")
@@ -47,7 +47,7 @@ def rows(mirror: MirrorView) -> List[output.Row]:
 
 
 def _model_row(model: Weights, use: WeightsUse) -> output.Row:
-    notes = [f"damaged: {', '.join(use.damaged)} (llmgw ctl mirror import brings it again)"] if use.damaged else []
+    notes = [f"damaged: {', '.join(use.damaged)} (llmgw.pyz ctl mirror import brings it again)"] if use.damaged else []
     return output.Row((model.name, kind(model), output.size(model.size_bytes), str(len(model.files)),
                        model.fingerprint[:12], ", ".join(use.models) or "-", ", ".join(use.nodes) or "-",
                        output.moment(model.imported_at)), tuple(notes))
@@ -140,7 +140,7 @@ def _blobs(mirror: MirrorView, name: str) -> List[Tuple[str, WeightsFile]]:
     """Return each file once, with the name of a model or engine that it belongs to."""
     models = [model for model in mirror.models if not name or model.name == name]
     if not models and name:
-        raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw ctl mirror list shows them")
+        raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw.pyz ctl mirror list shows them")
     found = {file.sha256: (model.name, file) for model in models for file in model.files}
     for held in mirror.engines if not name else ():
         asset = held.asset

@@ -29,7 +29,7 @@ def action(options: argparse.Namespace) -> int:
         if data.get("config_problem"):
             output.say(f"server.yaml is not used as it is now: {data['config_problem']}")
         for reason in data.get("held") or ():
-            output.say(f"an edit waits for llmgw ctl apply --confirm: {reason}")
+            output.say(f"an edit waits for llmgw.pyz ctl apply --confirm: {reason}")
 
     return watch.show(options, once)
 

@@ -43,8 +43,8 @@ def _act(options: argparse.Namespace) -> int:
     if command not in ACTIONS or len(names) != 1:
         raise UsageError("ctl nodes: " + (f"unknown command {command!r:.60}" if command not in ACTIONS
                                           else f"{command} takes one node"),
-                         hint="llmgw ctl nodes shows them; " + ", ".join(
-                             f"llmgw ctl nodes {name} NODE" for name in ACTIONS))
+                         hint="llmgw.pyz ctl nodes shows them; " + ", ".join(
+                             f"llmgw.pyz ctl nodes {name} NODE" for name in ACTIONS))
     ACTIONS[command](options, names[0])
     return 0
 
@@ -96,7 +96,7 @@ def notes_of(node: NodeView) -> List[str]:
     if node.state != "ready":
         notes.append(node.message or f"last heard of {output.age(node.seen_seconds_ago)} ago")
     if node.draining:
-        notes.append("draining: takes no new replicas (llmgw ctl undrain ends it)")
+        notes.append("draining: takes no new replicas (llmgw.pyz ctl undrain ends it)")
     if not node.probed and node.state == "ready":
         notes.append("has not finished looking at itself yet")
     notes += node.warnings

@@ -124,7 +124,7 @@ def _chosen(folder: str, name: OllamaName) -> Chosen:
     data = _small(path, ollama_manifest.MAX_BYTES)
     if data is None:
         raise NotFound(f"Ollama has no model {name} in {folder}",
-                       hint="llmgw ctl mirror import-ollama --list shows them")
+                       hint="llmgw.pyz ctl mirror import-ollama --list shows them")
     found = ollama_manifest.manifest(data, path)
     config = _small(os.path.join(folder, ollama_blob_path(found.config.sha256)), ollama_manifest.MAX_BYTES)
     return ollama_manifest.choose(found, config or b"{}", str(name))

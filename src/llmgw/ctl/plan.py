@@ -39,7 +39,7 @@ def action(options: argparse.Namespace) -> int:
         for warning in answer.get("warnings", ()):
             output.say(f"warning: {warning}")
         for reason in answer.get("needs_confirm", ()):
-            output.say(f"would wait for llmgw ctl apply --confirm: {reason}")
+            output.say(f"would wait for llmgw.pyz ctl apply --confirm: {reason}")
     return 3 if answer.get("unplaced") else 0
 
 

@@ -35,7 +35,7 @@ def action(options: argparse.Namespace) -> int:
         if options.explain:
             return output.write("\n\n".join("\n".join(_explain(replica)) for replica in replicas))
         output.write_table(TITLES, [_row(replica) for replica in replicas],
-                           empty="no replica: llmgw ctl models says why")
+                           empty="no replica: llmgw.pyz ctl models says why")
 
     return watch.show(options, once)
 

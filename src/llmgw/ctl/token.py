@@ -77,7 +77,7 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     found = [wire.TOKEN_VIEW.decode(item, "token") for item in data["items"]]
     output.write_table(TITLES, [_row(token) for token in found],
-                       empty="no token yet: llmgw ctl token create --role node")
+                       empty="no token yet: llmgw.pyz ctl token create --role node")
     return 0
 
 

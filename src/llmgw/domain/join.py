@@ -21,7 +21,7 @@ SECRET_LETTERS = 43
 CHECK_LETTERS = 8             # crc32 as hex digits
 LETTERS = len(VERSION) + 1 + PIN_LETTERS + 1 + ID_LETTERS + 1 + SECRET_LETTERS + CHECK_LETTERS
 _WHOLE = re.compile(r"llmgw1\.([A-Za-z0-9_-]{43})\.([A-Za-z0-9]{8})\.([A-Za-z0-9_-]{43})([0-9a-f]{8})")
-_AGAIN = "copy the whole string once more from where llmgw ctl token create printed it"
+_AGAIN = "copy the whole string once more from where llmgw.pyz ctl token create printed it"
 
 
 @dataclass(frozen=True)

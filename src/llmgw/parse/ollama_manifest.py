@@ -128,7 +128,7 @@ def choose(found: Manifest, config: bytes, where: str) -> Chosen:
         raise ParseError(f"{where} is a cloud model: its weights are at {remote!s:.100}, not on this machine")
     if "tensor" in kinds or said.get("model_format") == "safetensors":
         raise ParseError(f"{where} is kept by Ollama as single tensors, which only Ollama reads: it has no GGUF",
-                         hint="pull the model's own repository: llmgw ctl mirror pull hf:ORG/REPO")
+                         hint="pull the model's own repository: llmgw.pyz ctl mirror pull hf:ORG/REPO")
     if "adapter" in kinds:
         raise ParseError(f"{where} has an adapter (LoRA), which llmgw does not serve",
                          hint="take its base model, or merge the two into one GGUF")
@@ -137,7 +137,7 @@ def choose(found: Manifest, config: bytes, where: str) -> Chosen:
         raise ParseError(f"{where} has no weights")
     if len(models) > 1:
         raise ParseError(f"{where} is a split model of {len(models)} parts, whose file names Ollama has dropped; "
-                         "llama.cpp needs them", hint="import the original files: llmgw ctl mirror import FILE...")
+                         "llama.cpp needs them", hint="import the original files: llmgw.pyz ctl mirror import FILE...")
     if len(projectors) > 1:
         raise ParseError(f"{where} has {len(projectors)} projectors")
     notes = tuple(layer for kind in NOTE_KINDS for layer in kinds.get(kind, ()))

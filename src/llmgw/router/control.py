@@ -21,7 +21,7 @@ REPORT_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 10.0
 TOKEN_HINT = ("copy the server's tokens/router into this router's token file, and start it again; one that had joined "
-              "joins anew with the line of llmgw ctl token create --role router")
+              "joins anew with the line of llmgw.pyz ctl token create --role router")
 BEHIND_HINT = "one that was set up anew takes a later epoch by itself; else name the right one with --server"
 
 

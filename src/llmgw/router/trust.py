@@ -54,7 +54,7 @@ def door(args: argparse.Namespace, folder: str, host: str) -> Door:
         return Door(folder, held, None, names)
     if held is None:
         raise ConfigError(f"the router does not listen on {host}: off loopback it needs TLS, and it has no certificate",
-                          hint="let it join (llmgw ctl token create --role router), or give --tls-certificate "
+                          hint="let it join (llmgw.pyz ctl token create --role router), or give --tls-certificate "
                                "and --tls-key")
     path = joining.certificate_file(folder, held)
     joining.remove_other_certificates(folder, path)

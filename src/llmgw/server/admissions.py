@@ -80,7 +80,7 @@ class Admissions:
         """End a token at once; a node's or router's credential too."""
         entry = self._store.get(records.TOKENS + identity)
         if entry is None:
-            raise NotFound(f"no such token: {identity:.60}", hint="llmgw ctl token list shows them")
+            raise NotFound(f"no such token: {identity:.60}", hint="llmgw.pyz ctl token list shows them")
         if entry.value["first"]:
             raise Conflict(f"{identity} is the server's own token of role {entry.value['role']}",
                            hint=f"to replace it, remove tokens/{entry.value['role']} in the server's data folder "
@@ -107,7 +107,7 @@ class Admissions:
             entry = self._store.get(records.TOKENS + caller.id)
             if entry is None or entry.value["used"] >= entry.value["uses"]:
                 raise Unauthorized("this join string has been used" if entry is not None else "unknown join string",
-                                   hint="make another: llmgw ctl token create --role node")
+                                   hint="make another: llmgw.pyz ctl token create --role node")
             answer = self._admit(entry, asked)
             if answer is not None:
                 return answer
@@ -140,7 +140,7 @@ class Admissions:
         own_name = entry.value.get("tls_name") if entry is not None else None
         if not own_name:
             raise Forbidden("only who has joined gets a certificate",
-                            hint="join with a string of llmgw ctl token create")
+                            hint="join with a string of llmgw.pyz ctl token create")
         issued: Issued = self._authority.issue(self._names(caller.role, own_name, names))
         return Renewed(issued.certificate, Secret(issued.key), issued.renew_at, issued.ends_at,
                        self._authority.fleet_ca())

@@ -165,7 +165,7 @@ class ConfigWatch:
         if because and not confirmed:
             if self.state.held is None or self.state.held.digest != loaded.digest:
                 self._events.add("config", "NeedsConfirm", "; ".join(because)
-                                 + ": the edit waits for llmgw ctl apply --confirm")
+                                 + ": the edit waits for llmgw.pyz ctl apply --confirm")
             self.state = replace(self.state, problem="", held=loaded, held_because=because)
             return
         config = loaded.config

@@ -95,7 +95,7 @@ class EngineAssets:
             raise Unreachable(self._releases.assets(engine, version)[1])
         if not listed:
             raise NotFound(f"no such archive: {engine} {version} {name:.100}",
-                           hint="llmgw ctl mirror import-engine ARCHIVE --sha256 HEX brings one")
+                           hint="llmgw.pyz ctl mirror import-engine ARCHIVE --sha256 HEX brings one")
         if self._mirror.has(listed[0].sha256):
             return self._mirror.open(listed[0].sha256), listed[0].sha256
         fetch = self._start((engine, version, name))

@@ -93,7 +93,7 @@ class AdminHandlers:
         reached = sorted(self._parts.routers.answering().intersection(there))
         if reached:
             raise Conflict(f"node {node} is not gone: routers still reach its replica {', '.join(reached)}",
-                           hint=f"llmgw ctl drain {node} moves what it serves; or end what runs there")
+                           hint=f"llmgw.pyz ctl drain {node} moves what it serves; or end what runs there")
         self._parts.nodes.forget(node)
         self._parts.events.add(f"node/{node}", "Forgotten", "by an admin")
         return json_response({"replicas": there})

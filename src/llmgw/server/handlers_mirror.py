@@ -116,7 +116,7 @@ class MirrorHandlers:
     def _found(self, name: str) -> Weights:
         found = self._mirror.model(name) or next((one for one in self._wanted_weights() if one.name == name), None)
         if found is None:
-            raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw ctl mirror list shows them")
+            raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw.pyz ctl mirror list shows them")
         return found
 
     def put_model(self, request: Request) -> Response:

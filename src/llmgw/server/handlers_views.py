@@ -108,7 +108,7 @@ class ViewHandlers:
         for _, row in self._parts.rows.all():
             if row.id == name:
                 return row
-        raise NotFound(f"no such replica: {name:.100}", hint="llmgw ctl replicas shows them")
+        raise NotFound(f"no such replica: {name:.100}", hint="llmgw.pyz ctl replicas shows them")
 
 
 def _items(codec: Codec[Any], values: Iterable[Any]) -> Dict[str, Any]:

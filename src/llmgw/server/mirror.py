@@ -263,7 +263,7 @@ class Mirror:
         """Forget a model, and the blobs that neither another name nor ``used`` needs."""
         gone = self.model(name)
         if gone is None:
-            raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw ctl mirror list shows them")
+            raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw.pyz ctl mirror list shows them")
         self._store.txn((), [Delete(records.MANIFESTS + name), Delete(records.NOTES + name)])
         self._collect((file.sha256 for file in gone.files), used)
 

@@ -147,7 +147,7 @@ class Nodes:
         """Start or end draining a node."""
         entry = self._store.get(records.NODES + name)
         if entry is None:
-            raise NotFound(f"no such node: {name:.100}", hint="llmgw ctl nodes shows them")
+            raise NotFound(f"no such node: {name:.100}", hint="llmgw.pyz ctl nodes shows them")
         row = {**entry.value, "draining": draining}
         if self._store.txn([Compare(entry.key, entry.revision)], [Put(entry.key, row)]) is None:
             raise TryAgain(f"node {name} was changed by somebody else just now")
@@ -161,7 +161,7 @@ class Nodes:
                     self._clock.monotonic() - heard.at < SUSPECT_SECONDS:
                 raise Conflict(f"node {name} is alive", hint="stop its agent first")
             if self._store.get(records.NODES + name) is None:
-                raise NotFound(f"no such node: {name:.100}", hint="llmgw ctl nodes shows them")
+                raise NotFound(f"no such node: {name:.100}", hint="llmgw.pyz ctl nodes shows them")
         self._store.txn((), [Delete(records.NODES + name)])
         with self._lock:
             self._known.discard(name)

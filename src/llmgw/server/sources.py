@@ -51,7 +51,7 @@ class Sources:
         if kind == "mirror":
             found = self._mirror.model(rest)
             return found, "" if found is not None else (
-                f"weights mirror:{rest} are not in the mirror (llmgw ctl mirror import FILE --name {rest})")
+                f"weights mirror:{rest} are not in the mirror (llmgw.pyz ctl mirror import FILE --name {rest})")
         if kind == "file":
             return self._file(rest, spec.name)
         if kind == "hf":

@@ -115,7 +115,7 @@ class Tokens:
         keys = [key for key in self.keys() if identity in (key.id, key.name) and key.revoked_at is None]
         exact = [key for key in keys if key.id == identity] or keys
         if not exact:
-            raise NotFound(f"no such key: {identity:.100}", hint="llmgw ctl keys list shows them")
+            raise NotFound(f"no such key: {identity:.100}", hint="llmgw.pyz ctl keys list shows them")
         if len(exact) > 1:
             raise ParseError(f"{len(exact)} keys are called {identity:.100}", hint="name the key's id")
         entry = self._store.get(records.KEYS + exact[0].id)

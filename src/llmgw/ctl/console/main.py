@@ -15,12 +15,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def action(options: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("the console needs a terminal", hint="llmgw ctl nodes --watch shows the same to a pipe")
+        raise UsageError("the console needs a terminal", hint="llmgw.pyz ctl nodes --watch shows the same to a pipe")
     try:
         from llmgw.ctl.console import terminal
     except ImportError:
         raise UsageError("this Python was built without curses",
-                         hint="install it (python3-curses), or use llmgw ctl nodes --watch") from None
+                         hint="install it (python3-curses), or use llmgw.pyz ctl nodes --watch") from None
     from llmgw.ctl.console.feed import Feed
     from llmgw.ctl.console.state import State
     client = connect(options)

@@ -37,7 +37,7 @@ def run(feed: Feed, first: State) -> None:
             curses.wrapper(_loop, feed, first)
         except curses.error as error:
             raise UsageError(f"this terminal cannot show the console: {error}",
-                             hint="set TERM to what it is, or use llmgw ctl nodes") from None
+                             hint="set TERM to what it is, or use llmgw.pyz ctl nodes") from None
 
 
 def _loop(window: Window, feed: Feed, now: State) -> None:

@@ -326,13 +326,13 @@ def test_stand_in_a_new_list_of_the_fleet_makes_an_environment_outdated(fleet, n
 
 
 def test_stand_in_ray_goes_into_the_same_resolution_and_has_a_list_of_its_own(fleet, node, index, tmp_path):
-    index.add("ray", "2.1", needs=("tinydep<3",))
-    index.add("ray", "2.2", needs=("tinydep>=3",))           # there is none: what is resolved apart would take it
+    index.add("ray", "2.52.1", needs=("tinydep<3",))
+    index.add("ray", "2.53.0", needs=("tinydep>=3",))           # there is none: what is resolved apart would take it
     plain = node.install(fleet.wanted(), Told())
     wanted = fleet.wanted(with_ray=True)
     assert node.is_outdated(plain, wanted) and not node.is_outdated(plain, fleet.wanted())
     made = node.install(wanted, Told())
-    assert [str(pin) for pin in lock.read(fleet.locks.text(wanted, f"{X86}-ray"), "list")] == ["ray==2.1", "tinydep==1.0", "vllm==0.30.1"]
+    assert [str(pin) for pin in lock.read(fleet.locks.text(wanted, f"{X86}-ray"), "list")] == ["ray==2.52.1", "tinydep==1.0", "vllm==0.30.1"]
     assert set(dict(fleet.wanted().locks)) == {X86, f"{X86}-ray"} and made.packages != plain.packages
     assert not node.is_outdated(made, fleet.wanted(with_ray=True)) and node.is_outdated(made, fleet.wanted())
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -39,7 +40,8 @@ def run(argv: List[str], debug: bool) -> int:
     try:
         door = trust.door(args, folder, host)
         client = trust.client(args, door.credential)
-        asyncio.run(_Process(folder, host, port, client, args, door).serve())
+        with contextlib.closing(client) if client is not None else contextlib.nullcontext():
+            asyncio.run(_Process(folder, host, port, client, args, door).serve())
     finally:
         lock.release()
     return 0

@@ -156,7 +156,6 @@ class HttpClient:
             return Stream(connection, response, self.url)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            connection.close()
             raise _unreachable(self.url, error) from error
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from llmgw.agent import flags
 from llmgw.agent.board import Board, Key, Usable
@@ -137,15 +137,10 @@ class EngineKeeper:
         before, attempt = self._installed[key], self._attempts.get(key)
         if attempt is not None and self._clock.monotonic() < decide.retry_at(attempt[1]):
             return
-        try:
-            made = self._python.install(item, self._renewing(key), [before, *self._former.of(key)])
-        except download.Stopped:
+        made = self._made(item, lambda: self._python.install(
+            item, self._renewing(key), [before, *self._former.of(key)]))
+        if made is None:
             return
-        except LlmgwError as error:
-            self._failed(item, error)
-            return
-        self._attempts.pop(key, None)
-        self._said.is_over(f"{key}")
         self._agreed[key] = item
         if made.folder == before.folder:
             self._recheck(key)                # it was of the right packages all the time
@@ -156,6 +151,19 @@ class EngineKeeper:
         log.info("engine installed beside its former packages name=%s version=%s archive=%s says=%s", *key,
                  made.archive, made.says)
         self._sweep_tools()
+
+    def _made(self, item: EngineWanted, install: Callable[[], Installed]) -> Optional[Installed]:
+        """Return what ``install`` made; None when it was stopped, or failed, which is then told."""
+        try:
+            made = install()
+        except download.Stopped:
+            return None
+        except LlmgwError as error:
+            self._failed(item, error)
+            return None
+        self._attempts.pop((item.name, item.version), None)
+        self._said.is_over(f"{(item.name, item.version)}")
+        return made
 
     def _renewing(self, key: Key) -> Report:
         """Return who tells the progress while the former environment serves."""
@@ -202,16 +210,10 @@ class EngineKeeper:
         if not self._board.facts.arch:
             self._tell(key, EnginePhase.RESOLVING, LOOKING)
             return
-        try:
-            made = (self._python.install(item, self._reporter(key)) if is_python else
-                    self._install_archive(item, self._reporter(key)))
-        except download.Stopped:
+        install = self._python.install if is_python else self._install_archive
+        made = self._made(item, lambda: install(item, self._reporter(key)))
+        if made is None:
             return
-        except LlmgwError as error:
-            self._failed(item, error)
-            return
-        self._attempts.pop(key, None)
-        self._said.is_over(f"{key}")
         self._runs(key, made)
         log.info("engine installed name=%s version=%s archive=%s says=%s", *key, made.archive, made.says)
         self._sweep_tools()

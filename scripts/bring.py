@@ -29,7 +29,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Deque, Dict, Iterator, List, Optional
+from typing import Callable, Deque, Dict, Iterator, List, Mapping, Optional
 
 RELEASE = "b10991"
 BUILD_NUMBER = RELEASE[1:]
@@ -464,11 +464,16 @@ def main(words: List[str]) -> int:
     if unknown:
         print(f"usage: bring.py [{'] ['.join(known)}]", file=sys.stderr)
         return 2
+    return tell("bring", {word: known[word] for word in wanted})
+
+
+def tell(program: str, wanted: Mapping[str, Callable[[], object]]) -> int:
+    """Bring one thing after the other, printing NAME=PATH for each; return the program's exit code."""
     try:
-        for word in wanted:
-            print(f"{word}={known[word]()}", flush=True)
+        for name, bring in wanted.items():
+            print(f"{name}={bring()}", flush=True)
     except CannotBring as error:
-        print(f"bring: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,6 +7,7 @@ and nothing is built twice.
 """
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -98,17 +99,14 @@ def main(words: List[str]) -> int:
     if words not in ([], ["--here-too"]):
         print("usage: bring_old.py [--here-too]", file=sys.stderr)
         return 2
-    try:
-        old = old_archive()
-        print(f"old={old.path}", flush=True)
-        if words:
-            here_too(old)
-    except CannotBring as error:
-        print(f"bring_old: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return bring.tell("bring_old", {"old": functools.partial(brought, bool(words))})
+
+
+def brought(is_here_too: bool) -> Path:
+    old = old_archive()
+    if is_here_too:
+        here_too(old)
+    return old.path
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ debootstrap makes each once, in its minimal form with a python3 added, and needs
 """
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
 from pathlib import Path
 from typing import List
 
-from bring import CannotBring, cache_dir, give_name, is_whole, locked, make, run
+from bring import CannotBring, cache_dir, give_name, is_whole, locked, make, run, tell
 
 SUITES = {"bookworm": "Debian 12", "bullseye": "Debian 11", "trixie": "Debian 13", "sid": "Debian sid"}
 
@@ -60,15 +61,7 @@ def main(words: List[str]) -> int:
     if unknown:
         print(f"usage: trees.py [{'] ['.join(SUITES)}]", file=sys.stderr)
         return 2
-    try:
-        for word in words or SUITES:
-            print(f"{word}={tree_tar(word)}", flush=True)
-    except CannotBring as error:
-        print(f"trees: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return tell("trees", {word: functools.partial(tree_tar, word) for word in words or SUITES})
 
 
 if __name__ == "__main__":

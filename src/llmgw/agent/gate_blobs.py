@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 from llmgw.agent.layout import Layout
 from llmgw.domain.errors import LlmgwError, NotFound, ParseError
 from llmgw.domain.gate import GateTable, PeerDoor
-from llmgw.domain.model import CHUNK_BYTES
+from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.relay.reply import Reply, error_reply, json_reply
 from llmgw.relay.server import Request
 from llmgw.system import have
@@ -192,7 +192,7 @@ def chunks_here(layout: Layout, digest: str) -> str:
     """Return a letter for each chunk of a blob, whole or still coming; empty when there is nothing of it."""
     try:
         seen = os.stat(layout.blob(digest), follow_symlinks=False)
-        return HERE * have.count_of(seen.st_size) if stat.S_ISREG(seen.st_mode) else ""
+        return HERE * chunk_count(seen.st_size) if stat.S_ISREG(seen.st_mode) else ""
     except FileNotFoundError:
         known = have.read(layout.partial(digest))
         return known[1] if known is not None else ""
@@ -227,7 +227,7 @@ def _part(file: int, known: Optional[Tuple[int, str]], asked: str) -> Part:
     size = seen.st_size if known is None else known[0]
     part = byte_range(asked, size)
     first, count = part if part is not None else (0, size)
-    if known is not None and set(known[1][first // CHUNK_BYTES:have.count_of(first + count)]) != {HERE}:
+    if known is not None and set(known[1][first // CHUNK_BYTES:chunk_count(first + count)]) != {HERE}:
         raise NotFound("this node has not all of that yet")
     return Part(file, first, count, size, part is None)
 

@@ -17,6 +17,7 @@ from llmgw.domain.command import Command
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.gate import GateEntry, GateTable
 from llmgw.domain.replica import ShardState
+from llmgw.parse.address import joined
 from llmgw.system import files, log_tail, spawn, tls
 from llmgw.system.http_client import HttpClient
 from llmgw.system.own_program import own_command, own_environment
@@ -176,7 +177,7 @@ class GateKeeper:
         assert self._identity is not None
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
         held = self._held
-        where = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        where = joined(host, self._port)
         client = HttpClient(f"http://{where}", timeout=2.0) if held is None else HttpClient(
             f"https://{where}", context=self._context, server_name=held.tls_name, timeout=2.0)
         try:

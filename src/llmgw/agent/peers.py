@@ -12,7 +12,7 @@ from llmgw.api import paths
 from llmgw.api.joining import Credential
 from llmgw.domain.errors import DownloadFailed, TryAgain, Unreachable
 from llmgw.domain.heartbeat import Peer
-from llmgw.parse.address import is_loopback
+from llmgw.parse.address import is_loopback, joined
 from llmgw.system import tls
 from llmgw.system.chunks import PEER_SECONDS, Filler, Supplier
 from llmgw.system.http_client import HttpClient, Stream
@@ -54,7 +54,7 @@ class Peers:
 
     def _client(self, peer: Peer) -> Optional[HttpClient]:
         """Return what talks to a gate; None when it could not be trusted."""
-        where = f"[{peer.host}]:{peer.port}" if ":" in peer.host else f"{peer.host}:{peer.port}"
+        where = joined(peer.host, peer.port)
         if peer.tls_name and self._context is not None:
             return HttpClient(f"https://{where}", context=self._context, server_name=peer.tls_name,
                               timeout=PEER_SECONDS)

@@ -11,6 +11,11 @@ CHUNK_BYTES = 8 << 20
 DEFAULT_CONTEXT = 8192
 
 
+def chunk_count(size_bytes: int) -> int:
+    """Return how many chunks a file of so many bytes has."""
+    return -(-size_bytes // CHUNK_BYTES)
+
+
 class Task(str, enum.Enum):
     """What a model is asked to do."""
 

@@ -28,6 +28,11 @@ def host_port(text: str) -> Tuple[str, int]:
     return host(match.group(1) or match.group(2)), int(match.group(3))
 
 
+def joined(host: str, port: int) -> str:
+    """Return ``HOST:PORT``, or ``[IPv6]:PORT``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def absolute_path(text: str) -> str:
     """Return ``text`` when it is an absolute path."""
     if not text.startswith("/"):

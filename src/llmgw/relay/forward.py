@@ -6,6 +6,7 @@ import os
 import re
 from typing import Dict, Optional
 
+from llmgw.parse.address import joined
 from llmgw.parse.http1 import RequestHead
 
 # Everything else a client sent stays here: cookies, other keys, hop-by-hop fields, Expect.
@@ -27,8 +28,7 @@ def request_id(headers: Dict[bytes, bytes]) -> bytes:
 
 def target_lines(host: str, port: int, key: str) -> bytes:
     """Return the lines that every request to one replica has: its own Host, its own key."""
-    name = f"[{host}]" if ":" in host else host
-    return (f"Host: {name}:{port}\r\nAccept-Encoding: identity\r\n"
+    return (f"Host: {joined(host, port)}\r\nAccept-Encoding: identity\r\n"
             f"Authorization: Bearer {key}\r\n").encode("latin-1")
 
 

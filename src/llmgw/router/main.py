@@ -15,6 +15,7 @@ from typing import List, Optional
 from llmgw.api.client import ControlClient
 from llmgw.domain.errors import UsageError
 from llmgw.domain.route import RouterReport, RouteTable
+from llmgw.parse.address import joined
 from llmgw.router import control, trust
 from llmgw.router.app import Router
 from llmgw.router.flow import FIRST_BYTE_SECONDS
@@ -133,8 +134,7 @@ class _Process:
                                 "stop it, or choose another port with --listen HOST:PORT") from error
         self.router.name = self._name or f"{os.uname().nodename}-{port}"
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
-        host = f"[{host}]" if ":" in host else host
-        url = f"{'http' if self._door.context is None else 'https'}://{host}:{port}"
+        url = f"{'http' if self._door.context is None else 'https'}://{joined(host, port)}"
         files.write_json(self._endpoint_file, {"url": url, "pid": os.getpid(), "ca_file": self._door.ca_file})
         log.info("listening url=%s", url)
 

@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Sequence, 
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import (DigestMismatch, DiskFull, DownloadFailed, LlmgwError, StorageError, TryAgain,
                                  Unreachable)
-from llmgw.domain.model import CHUNK_BYTES
+from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.system import failpoint
 from llmgw.system.chunk_file import ChunkFile
 from llmgw.system.download import (PIECE_BYTES, STALLED_BYTES, STALLED_SECONDS, Source, Stopped, content_range,
@@ -90,7 +90,7 @@ class Transfer:
                  reserve_bytes: int = 0, streams: int = STREAMS,
                  progress: Callable[[int], None] = lambda done: None, stopping: Callable[[], bool] = lambda: False,
                  stalled_seconds: float = STALLED_SECONDS, me: str = "", patience: Optional[Patience] = None) -> None:
-        if len(chunks) != -(-size // CHUNK_BYTES):
+        if len(chunks) != chunk_count(size):
             raise DownloadFailed(f"{os.path.basename(path)}: {len(chunks)} chunks are no file of {size} bytes")
         self._suppliers, self._path, self._size, self._me = suppliers, path, size, me
         self._chunks = [sha256_hex(chunk) for chunk in chunks]

@@ -11,7 +11,7 @@ from typing import Callable, Deque, Mapping, Optional, Protocol, Sequence, Tuple
 
 from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import DigestMismatch, DownloadFailed, Unreachable
-from llmgw.domain.model import CHUNK_BYTES
+from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.system import failpoint
 from llmgw.system.files import check_space, fsync_dir, make_dir, remove, storage_error, storing
 
@@ -84,7 +84,7 @@ class _Fetch:
         self._open_at, self._partial = open_at, partial
         self._sha256, self._size = sha256, size
         # a list that does not cover the file proves nothing about it
-        self._chunks = tuple(chunks) if len(chunks) == -(-size // CHUNK_BYTES) else ()
+        self._chunks = tuple(chunks) if len(chunks) == chunk_count(size) else ()
         self._reserve = reserve_bytes
         self._progress, self._stopping = progress, stopping
         self._stalled_seconds = stalled_seconds

@@ -8,18 +8,13 @@ import os
 import re
 from typing import Optional, Sequence, Tuple
 
-from llmgw.domain.model import CHUNK_BYTES
+from llmgw.domain.model import chunk_count
 from llmgw.system.files import read_bytes, remove, storing
 from llmgw.system.shares import HERE
 
 SUFFIX = ".have"
 _HEAD = 17
 _TEXT = re.compile(rb"[0-9]{16}\n[012]*")
-
-
-def count_of(size: int) -> int:
-    """Return how many chunks a file has."""
-    return -(-size // CHUNK_BYTES)
 
 
 class Have:
@@ -31,7 +26,7 @@ class Have:
         with storing("open", self._path):
             self._file = os.open(self._path, flags, 0o644)
         with storing("write", self._path):
-            os.write(self._file, b"%016d\n" % size + b"0" * count_of(size))
+            os.write(self._file, b"%016d\n" % size + b"0" * chunk_count(size))
 
     def mark(self, run: Sequence[int], state: str = HERE) -> None:
         """Say how it is with chunks."""
@@ -49,7 +44,7 @@ def read(partial: str) -> Optional[Tuple[int, str]]:
     if data is None or _TEXT.fullmatch(data) is None:
         return None
     size = int(data[:_HEAD])
-    return (size, data[_HEAD:].decode("ascii")) if len(data) - _HEAD == count_of(size) else None
+    return (size, data[_HEAD:].decode("ascii")) if len(data) - _HEAD == chunk_count(size) else None
 
 
 def forget(partial: str) -> None:

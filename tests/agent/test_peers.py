@@ -270,6 +270,23 @@ def test_of_three_stand_in_nodes_that_begin_at_once_the_mirror_sends_each_byte_a
 
 
 @pytest.mark.slow
+def test_a_node_gets_from_another_what_is_damaged_in_the_mirror(agents):
+    fleet = agents(6, names="ab")
+    fleet.start("a")
+    fleet.whole("a")
+    digest = fleet.weights.files[0].sha256
+    with open(fleet.server.data / "mirror" / "blobs" / "sha256" / digest, "r+b") as blob:
+        for at in range(0, fleet.weights.size_bytes, CHUNK_BYTES):
+            blob.seek(at)
+            blob.write(b"damaged")
+    fleet.start("b")
+    fleet.whole("b")
+    assert hashing.hash_file(fleet.layout("b").blob(digest))[0] == digest
+    assert "came wrong from the control plane" in fleet.log("b")
+    assert f"{fleet.weights.size_bytes / 1e6:.1f} MB from node a" in fleet.ends("b")
+
+
+@pytest.mark.slow
 def test_stand_in_nodes_that_joined_speak_tls_a_killed_one_goes_on_and_a_revoked_one_is_refused(agents):
     fleet = agents(12, names="ab", kind=TlsServer)
     fleet.start("a")

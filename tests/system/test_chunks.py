@@ -160,6 +160,51 @@ def test_a_peer_alone_is_enough(other, tmp_path):
         bring([Gone()], tmp_path / "x")
 
 
+class Failing:
+    """A source that has ended, until ``heals`` requests were made."""
+
+    def __init__(self, plane, heals=1 << 30):
+        self._source, self._heals, self.asked = Served(plane), heals, 0
+        self.name, self.spare = self._source.name, False
+
+    def open(self, first, end):
+        self.asked += 1
+        if self.asked <= self._heals:
+            raise Unreachable("connection refused")
+        return self._source.open(first, end)
+
+
+def test_peers_that_have_the_file_go_on_without_the_source(plane, other, tmp_path, caplog):
+    source = Failing(plane)
+    brought = bring([source, Served(other, "node-b", spare=True)], tmp_path)
+    assert (tmp_path / "t").read_bytes() == DATA and brought.by == {"node-b": len(DATA)}
+    assert caplog.messages == ["nothing comes from the control plane, other nodes go on: connection refused"]
+
+
+@pytest.mark.parametrize("said", ["010100", "000000", ""])
+def test_what_peers_do_not_have_ends_with_the_failure_of_the_source_and_keeps_what_came(plane, other, tmp_path, said):
+    peer = Served(other, "node-b", spare=True)
+    peer.look = lambda: said
+    with pytest.raises(Unreachable, match="^connection refused$"):
+        bring([Failing(plane), peer], tmp_path)
+    assert bring([Served(plane)], tmp_path).by == {"the control plane": len(DATA) - said.count("1") * CHUNK_BYTES}
+    assert (tmp_path / "t").read_bytes() == DATA
+
+
+def test_a_source_that_failed_is_asked_again_while_peers_go_on(plane, other, tmp_path):
+    source, peer = Failing(plane, heals=3), Served(other, "node-b", spare=True)
+    peer.look = lambda: "222222" if source.asked <= 3 else "011111"         # what it gets takes its time
+    brought = bring([source, peer], tmp_path, rest_seconds=0.1)
+    assert (tmp_path / "t").read_bytes() == DATA and sorted(brought.by) == ["node-b", "the control plane"]
+
+
+def test_a_chunk_that_is_damaged_at_the_source_comes_from_a_peer(plane, other, tmp_path):
+    plane.spoil = lambda name, data: b"\0" * len(data)
+    brought = bring([Served(plane), Served(other, "node-b", spare=True)], tmp_path)
+    assert (tmp_path / "t").read_bytes() == DATA and brought.by == {"node-b": len(DATA)}
+    assert {one.supplier for one in brought.bad} == {"the control plane"} and len(brought.bad) < COUNT
+
+
 @pytest.mark.parametrize("cut", [1, 300_000, CHUNK_BYTES - 1, CHUNK_BYTES + (1 << 20)])
 def test_a_cut_transfer_goes_on_where_it_ended(plane, tmp_path, cut):
     plane.cut_after = cut

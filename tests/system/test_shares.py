@@ -75,6 +75,31 @@ def test_a_peer_that_has_not_answered_yet_is_waited_for_once_the_first_chunk_is_
     assert shares.for_source(0.0, 4, 8)
 
 
+def test_a_chunk_that_the_source_sent_wrong_is_left_to_the_peers_that_have_it():
+    shares = shares_of(3, "b", patience=Patience(0.0))
+    shares.know("b", "010")
+    shares.spoiled.update([1, 2])
+    assert shares.is_held(1) and not shares.is_held(2)
+    assert [measured(shares) for _ in range(2)] == [0, 2] and shares.for_source(1.0, 4, 8) == []
+    shares.drop("b")
+    assert measured(shares) == 1                                      # there is nobody else
+
+
+def test_without_the_source_there_is_hope_in_what_peers_have_get_or_have_not_told_yet():
+    shares = shares_of(2, "b")
+    assert shares.has_peers and shares.is_hoped_for                   # not told yet
+    for said, hope in (("00", False), ("02", True), ("01", True), ("", False)):
+        shares.know("b", said)
+        assert shares.is_hoped_for is hope
+    assert not shares.has_peers                                       # it does not fetch the file
+    shares.know("b", "01")
+    assert shares.for_peer("b") == [1]
+    shares.know("b", "00")
+    assert shares.is_hoped_for                                        # on its way
+    shares.came()
+    assert not shares.is_hoped_for
+
+
 def test_the_rarest_chunks_are_asked_of_a_peer_first():
     shares = shares_of(4, "b", "c")
     shares.know("b", "1110")

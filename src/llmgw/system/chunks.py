@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from llmgw.domain.digest import sha256_hex
-from llmgw.domain.errors import (DigestMismatch, DiskFull, DownloadFailed, LlmgwError, StorageError, TryAgain,
-                                 Unreachable)
+from llmgw.domain.errors import DigestMismatch, DiskFull, DownloadFailed, LlmgwError, StorageError, TryAgain
 from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.system import failpoint
 from llmgw.system.chunk_file import ChunkFile
-from llmgw.system.download import (PIECE_BYTES, STALLED_BYTES, STALLED_SECONDS, Source, Stopped, content_range,
-                                   put_in_place)
+from llmgw.system.download import PIECE_BYTES, Source, Stopped, content_range, put_in_place
 from llmgw.system.files import check_space, make_dir, storage_error, storing
 from llmgw.system.have import Have, forget
 from llmgw.system.shares import COMING, HERE, NOTHING, Patience, Shares
+from llmgw.system.stall import STALLED_SECONDS, Stall
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ TURN_SECONDS = 0.5        # between two looks at what peers have, and at who the
 ANSWER_SECONDS = 6.0      # a peer that has not answered for so long after the start has nothing
 PEER_SECONDS = 5.0        # of next to nothing: it is asked no more
 PEER_CHUNK_SECONDS = 15.0  # in which a chunk of a peer has come, or it is asked no more
+REST_SECONDS = 15.0       # a source that failed is not asked for so long, while peers go on
 
 
 class Filler(Source, Protocol):
@@ -89,13 +89,15 @@ class Transfer:
     def __init__(self, suppliers: Callable[[], Sequence[Supplier]], path: str, size: int, chunks: Sequence[str], *,
                  reserve_bytes: int = 0, streams: int = STREAMS,
                  progress: Callable[[int], None] = lambda done: None, stopping: Callable[[], bool] = lambda: False,
-                 stalled_seconds: float = STALLED_SECONDS, me: str = "", patience: Optional[Patience] = None) -> None:
+                 stalled_seconds: float = STALLED_SECONDS, rest_seconds: float = REST_SECONDS, me: str = "",
+                 patience: Optional[Patience] = None) -> None:
         if len(chunks) != chunk_count(size):
             raise DownloadFailed(f"{os.path.basename(path)}: {len(chunks)} chunks are no file of {size} bytes")
         self._suppliers, self._path, self._size, self._me = suppliers, path, size, me
         self._chunks = [sha256_hex(chunk) for chunk in chunks]
         self._reserve, self._streams = reserve_bytes, streams
-        self._progress, self._stopping, self._stalled = progress, stopping, stalled_seconds
+        self._progress, self._stopping = progress, stopping
+        self._stalled, self._rest = stalled_seconds, rest_seconds
         self._news = threading.Condition()        # its lock is around all that follows
         self._shares = Shares(len(chunks), patience)
         self._done_bytes = 0
@@ -105,6 +107,8 @@ class Transfer:
         self._errors: List[LlmgwError] = []
         self._hired: Set[str] = set()
         self._gone: Set[str] = set()              # suppliers that are asked no more
+        self._failure: Optional[LlmgwError] = None         # of the source, which has sent nothing since
+        self._rests_until = 0.0
         self._bad: List[Bad] = []
         self._by: Dict[str, int] = {}
         self._place = ChunkFile(path, size, self._chunks)
@@ -154,11 +158,13 @@ class Transfer:
         if self._errors:
             raise self._errors[0]
         if not self._shares.is_done:
-            raise DownloadFailed(f"{os.path.basename(self._path)}: nobody had the rest of it")
+            raise self._failure or DownloadFailed(f"{os.path.basename(self._path)}: nobody had the rest of it")
 
     def _is_over(self) -> bool:
-        return bool(self._shares.is_done or self._errors or self._stopping() or
-                    (self._hired and self._hired == self._gone))
+        with self._news:
+            return bool(self._shares.is_done or self._errors or self._stopping() or
+                        (self._hired and self._hired == self._gone) or
+                        (self._failure is not None and not self._shares.is_hoped_for))
 
     def _hire(self) -> List[threading.Thread]:
         """Begin to ask whom we do not ask yet."""
@@ -230,13 +236,16 @@ class Transfer:
         """Return chunks that follow on each other, and are this worker's until it drops them; empty at the end."""
         with self._news:
             while not self._is_over() and supplier.name not in self._gone:
-                run = self._shares.for_peer(supplier.name) if supplier.spare else \
-                    self._shares.for_source(time.monotonic(), self._streams, self._run_chunks())
+                run = self._shares.for_peer(supplier.name) if supplier.spare else self._run_of_source()
                 if run:
                     self._runs += not supplier.spare
                     return run
                 self._news.wait(TURN_SECONDS / 2)
             return []
+
+    def _run_of_source(self) -> List[int]:
+        now = time.monotonic()
+        return self._shares.for_source(now, self._streams, self._run_chunks()) if now >= self._rests_until else []
 
     def _run_chunks(self) -> int:
         """A node among others begins with little: those that begin with it may not have been told of it yet."""
@@ -249,13 +258,15 @@ class Transfer:
         source = supplier.open(first, min((run[-1] + 1) * CHUNK_BYTES, self._size))
         try:
             _check_answer(source, first, self._size)
-            watch = _Stall(PEER_SECONDS, PEER_CHUNK_SECONDS) if supplier.spare else _Stall(self._stalled)
+            watch = Stall(PEER_SECONDS, PEER_CHUNK_SECONDS) if supplier.spare else Stall(self._stalled)
             while run:
                 watch.begins()
                 self._receive(supplier, source, buffer, run[0], have, digest, watch)
                 if not self._prove(supplier, run[0], digest.hexdigest(), begun):
                     return
                 with self._news:
+                    if not supplier.spare:
+                        self._failure = None
                     self._shares.came()
                     self._by[supplier.name] = self._by.get(supplier.name, 0) + self._place.length(run[0]) - have
                     self._news.notify_all()
@@ -265,7 +276,7 @@ class Transfer:
             source.close()
 
     def _receive(self, supplier: Supplier, source: Filler, buffer: memoryview, index: int, have: int,
-                 digest: "hashlib._Hash", watch: "_Stall") -> None:
+                 digest: "hashlib._Hash", watch: Stall) -> None:
         """Write and hash a chunk piece by piece, while each piece is still in the processor's cache."""
         length, start = self._place.length(index), index * CHUNK_BYTES
         while have < length:
@@ -297,8 +308,10 @@ class Transfer:
                 return False
             log.warning("%s came wrong from %s: this chunk is fetched again", where, supplier.name)
             self._bad.append(Bad(index, supplier.name))
-            self._tries[index] = self._tries.get(index, 0) + (not supplier.spare)
-            if self._tries[index] >= CHUNK_TRIES:
+            if not supplier.spare:
+                self._tries[index] = self._tries.get(index, 0) + 1
+                self._shares.spoiled.add(index)
+            if self._tries.get(index, 0) >= CHUNK_TRIES and not self._shares.is_held(index):
                 self._errors.append(DigestMismatch(f"{where}, fetched {CHUNK_TRIES} times",
                                                    expected=self._chunks[index], actual=actual))
         if supplier.spare:
@@ -306,11 +319,16 @@ class Transfer:
         return False
 
     def _give_up(self, supplier: Supplier, run: Sequence[int], error: LlmgwError) -> None:
-        if not supplier.spare or isinstance(error, (Stopped, DiskFull, StorageError)):
-            with self._news:
-                self._errors.append(error)
-            return
         with self._news:
+            if isinstance(error, (Stopped, DiskFull, StorageError)) or (
+                    not supplier.spare and not self._shares.has_peers):
+                self._errors.append(error)
+                return
+            if not supplier.spare:
+                if self._failure is None:
+                    log.warning("nothing comes from %s, other nodes go on: %s", supplier.name, error.message)
+                self._failure, self._rests_until = error, time.monotonic() + self._rest
+                return
             self._place.stale.update(run[:1])               # who goes on with it is not blamed for what came so far
             if supplier.name not in self._gone:
                 log.info("no more from %s: %s", supplier.name, error.message)
@@ -349,28 +367,6 @@ class Transfer:
             raise Stopped(f"{os.path.basename(self._path)}: stopped at {self._done_bytes} of {self._size} bytes")
 
 
-class _Stall:
-    """Raises when a source sends next to nothing for too long, or needs too long for a chunk."""
-
-    def __init__(self, seconds: float, chunk_seconds: Optional[float] = None) -> None:
-        self._seconds, self._chunk_seconds = seconds, chunk_seconds
-        self._since, self._bytes = time.monotonic(), 0
-        self._began = self._since
-
-    def begins(self) -> None:
-        self._began = time.monotonic()
-
-    def saw(self, count: int) -> None:
-        self._bytes += count
-        now = time.monotonic()
-        if self._chunk_seconds is not None and now - self._began > self._chunk_seconds:
-            raise Unreachable(f"it is too slow: a chunk has not come in {self._chunk_seconds:g} seconds")
-        if self._bytes >= STALLED_BYTES:
-            self._since, self._bytes = now, 0
-        elif now - self._since > self._seconds:
-            raise Unreachable(f"the transfer has stalled: {self._bytes} bytes in {now - self._since:.0f} seconds")
-
-
 def _check_answer(source: Source, first: int, size: int) -> None:
     """Refuse an answer that does not start where it was asked to."""
     if source.status == 200 and first == 0:
@@ -384,14 +380,14 @@ def _check_answer(source: Source, first: int, size: int) -> None:
 
 def bring(suppliers: Callable[[], Sequence[Supplier]], target: str, *, size: int, chunks: Sequence[str], partial: str,
           reserve_bytes: int = 0, streams: int = STREAMS, progress: Callable[[int], None] = lambda done: None,
-          stopping: Callable[[], bool] = lambda: False, stalled_seconds: float = STALLED_SECONDS, me: str = "",
-          patience: Optional[Patience] = None) -> Brought:
+          stopping: Callable[[], bool] = lambda: False, stalled_seconds: float = STALLED_SECONDS,
+          rest_seconds: float = REST_SECONDS, me: str = "", patience: Optional[Patience] = None) -> Brought:
     """Bring a whole file to ``target``."""
     make_dir(os.path.dirname(target), 0o755)
     make_dir(os.path.dirname(partial), 0o755)
     brought = Transfer(suppliers, partial, size, chunks, reserve_bytes=reserve_bytes, streams=streams,
-                       progress=progress, stopping=stopping, stalled_seconds=stalled_seconds, me=me,
-                       patience=patience).run()
+                       progress=progress, stopping=stopping, stalled_seconds=stalled_seconds,
+                       rest_seconds=rest_seconds, me=me, patience=patience).run()
     put_in_place(partial, target)
     forget(partial)
     return brought

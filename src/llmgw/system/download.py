@@ -5,22 +5,20 @@ import collections
 import hashlib
 import os
 import re
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Deque, Mapping, Optional, Protocol, Sequence, Tuple
 
 from llmgw.domain.digest import sha256_hex
-from llmgw.domain.errors import DigestMismatch, DownloadFailed, Unreachable
+from llmgw.domain.errors import DigestMismatch, DownloadFailed
 from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.system import failpoint
 from llmgw.system.files import check_space, fsync_dir, make_dir, remove, storage_error, storing
+from llmgw.system.stall import STALLED_SECONDS, Stall
 
 PIECE_BYTES = 256 << 10
 SPACE_CHECK_BYTES = 64 << 20
 CHUNK_TRIES = 3
 AHEAD = 2                         # chunks received and not yet proven, and proven and not yet hashed
-STALLED_SECONDS = 60.0
-STALLED_BYTES = 64 << 10          # less than this in STALLED_SECONDS is a stalled peer
 _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 
 
@@ -91,7 +89,7 @@ class _Fetch:
         self._source: Optional[Source] = None
         self._source_at = -1
         self._unchecked_bytes = 0
-        self._mark = (0.0, 0)                 # (time, bytes since) of the stall watch
+        self._watch = Stall(stalled_seconds)
         self._told = 0
         self._whole = hashlib.sha256()
         self._received: Deque[Tuple[int, Future[Tuple[bytes, str]]]] = collections.deque()
@@ -171,13 +169,13 @@ class _Fetch:
         if not piece:
             raise DownloadFailed(f"the transfer ended at {at} of {self._size} bytes")
         self._source_at += len(piece)
-        self._watch_for_stall(len(piece))
+        self._watch.saw(len(piece))
         return piece
 
     def _open(self, at: int) -> None:
         self._close_source()
         source = self._source = self._open_at(at)
-        self._mark = (time.monotonic(), 0)
+        self._watch = Stall(self._stalled_seconds)
         if source.status == 200:
             length = source.headers.get("content-length", "")
             if re.fullmatch("[0-9]{1,15}", length) and int(length) != self._size:
@@ -202,19 +200,7 @@ class _Fetch:
                 raise DownloadFailed(f"the transfer ended before byte {self._source_at + count}")
             count -= len(piece)
             self._source_at += len(piece)
-            self._watch_for_stall(len(piece))
-
-    def _watch_for_stall(self, count: int) -> None:
-        since, bytes_since = self._mark
-        bytes_since += count
-        now = time.monotonic()
-        if bytes_since >= STALLED_BYTES:
-            self._mark = (now, 0)
-        elif now - since > self._stalled_seconds:
-            raise Unreachable(f"the transfer has stalled: {bytes_since} bytes in "
-                              f"{now - since:.0f} seconds")
-        else:
-            self._mark = (since, bytes_since)
+            self._watch.saw(len(piece))
 
     def _check_while_writing(self, count: int) -> None:
         self._unchecked_bytes += count

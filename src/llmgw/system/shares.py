@@ -42,6 +42,7 @@ class Shares:
     def __init__(self, count: int, patience: Optional[Patience] = None) -> None:
         self._count = count
         self.missing: Set[int] = set()
+        self.spoiled: Set[int] = set()                    # that the source sent wrong: peers that have them are better
         self.in_flight = 0
         self._peers: Dict[str, _Peer] = {}                # that are asked
         self._patience = patience or Patience()
@@ -54,6 +55,22 @@ class Shares:
     @property
     def is_done(self) -> bool:
         return not self.missing and not self.in_flight
+
+    @property
+    def has_peers(self) -> bool:
+        return bool(self._live())
+
+    @property
+    def is_hoped_for(self) -> bool:
+        """Return whether something may come without the source."""
+        return any(peer.said is None or self.missing & peer.taken for peer in self._live()) or bool(self.in_flight)
+
+    def is_held(self, index: int) -> bool:
+        """Return whether a peer has a chunk."""
+        return any(index in peer.here for peer in self._live())
+
+    def _live(self) -> List[_Peer]:
+        return [peer for peer in self._peers.values() if peer.said != ""]
 
     # Peers.
 
@@ -96,9 +113,10 @@ class Shares:
 
     def for_source(self, now: float, streams: int, most: int) -> List[int]:
         """Return the next chunks to ask the source for; empty: its streams are enough, or the peers are waited for."""
-        if not self.missing or self._busy >= self._streams(streams):
+        missing = self.missing.difference(index for index in self.spoiled if self.is_held(index))
+        if not missing or self._busy >= self._streams(streams):
             return []
-        found = self._next_of_source(now, min(most, max(1, -(-len(self.missing) // streams))))
+        found = self._next_of_source(missing, now, min(most, max(1, -(-len(self.missing) // streams))))
         if found:
             self._busy += 1
             self._waiting_since = None
@@ -111,21 +129,20 @@ class Shares:
             self._rate = count / seconds if not self._rate else (self._rate + count / seconds) / 2
 
     def _streams(self, streams: int) -> int:
-        live = sum(1 for peer in self._peers.values() if peer.said != "")
-        return streams if self._patience.is_over else max(1, streams // (1 + live))
+        return streams if self._patience.is_over else max(1, streams // (1 + len(self._live())))
 
-    def _next_of_source(self, now: float, most: int) -> List[int]:
-        live = [peer for peer in self._peers.values() if peer.said != ""]
+    def _next_of_source(self, missing: Set[int], now: float, most: int) -> List[int]:
+        live = self._live()
         unsure = any(peer.said is None for peer in live)
         if not live:
-            return self._take(min(self.missing, key=self._order), self.missing, most)
+            return self._take(min(missing, key=self._order), missing, most)
         most = most if self._patience.is_over else 1      # soon told to the others, and taken from them
-        free = self.missing.difference(*(peer.taken for peer in live))
+        free = missing.difference(*(peer.taken for peer in live))
         best = min(free, key=self._order) if free else None
         if best is not None and (not unsure or self._patience.is_over):
             return self._take(best, free, most)
         if self._patience.is_over or not (self._rate or self._busy):     # one chunk tells how fast it is
-            return self._take(min(self.missing, key=self._order), self.missing, most)
+            return self._take(min(missing, key=self._order), missing, most)
         self._wait(now)
         return []
 

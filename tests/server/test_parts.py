@@ -1,6 +1,7 @@
 """The server's parts on their own: tokens, nodes, routers, routes feed, events, sources, archives."""
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 
@@ -393,8 +394,9 @@ class Releases:
         if self.fail is not None:
             raise self.fail
         path = self.mirror.path(sha256(self.data))
-        with open(path, "w") as out:
+        with open(path + ".scratch", "w") as out:
             out.write(self.data)
+        os.rename(path + ".scratch", path)
         return path
 
 
@@ -423,6 +425,18 @@ def test_an_archive_is_fetched_once_for_many_that_ask_stand_in(store, tmp_path, 
     assert read == [(b"archive", sha256("archive"))] * 5 and releases.asked == 1
     with pytest.raises(NotFound):
         engines.open("llama.cpp", "b1", "other.tar.gz")
+
+
+def test_an_archive_that_is_gone_from_the_mirror_is_fetched_again_stand_in(store, tmp_path, clock):
+    mirror = Mirror(str(tmp_path / "mirror"), store, clock)
+    releases = Releases(mirror, "archive")
+    releases.go.set()
+    engines = EngineAssets(mirror, releases, None)
+    for asked in (1, 1, 2):
+        if asked == 2:
+            os.unlink(mirror.path(sha256("archive")))
+        engines.open("llama.cpp", "b1", "a.tar.gz")[0].close()
+        assert releases.asked == asked
 
 
 def test_a_fetch_that_fails_is_told_and_after_a_while_tried_again_stand_in(store, tmp_path, clock, monkeypatch):

@@ -28,6 +28,10 @@ class _Fetch:
         self.error: Optional[LlmgwError] = None
         self.ended_at = 0.0
 
+    def is_over(self, now: float) -> bool:
+        """Return whether it came, or its failure was told for long enough."""
+        return self.done.is_set() and (self.error is None or now - self.ended_at > KEPT_SECONDS)
+
 
 class EngineAssets:
     """``releases`` asks the internet; None in a build, or on a site, without it.
@@ -96,26 +100,28 @@ class EngineAssets:
         if not listed:
             raise NotFound(f"no such archive: {engine} {version} {name:.100}",
                            hint="llmgw.pyz ctl mirror import-engine ARCHIVE --sha256 HEX brings one")
-        if self._mirror.has(listed[0].sha256):
+        fetch = self._start((engine, version, name), listed[0].sha256)
+        if fetch is None:
             return self._mirror.open(listed[0].sha256), listed[0].sha256
-        fetch = self._start((engine, version, name))
         if not fetch.done.wait(WAIT_SECONDS):
             assert self._releases is not None
             raise TryAgain(self._releases.progress(listed[0].sha256) or f"fetching {name}")
         if fetch.error is not None:
             raise fetch.error
-        with self._lock:
-            self._fetches.pop((engine, version, name), None)
         return open(fetch.path, "rb"), listed[0].sha256
 
     def activity(self) -> List[str]:
         """Return a sentence for every fetch under way."""
         return [] if self._releases is None else list(self._releases.activity())
 
-    def _start(self, key: Tuple[str, str, str]) -> _Fetch:
-        with self._lock:
+    def _start(self, key: Tuple[str, str, str], digest: str) -> Optional[_Fetch]:
+        """Return the fetch of an archive, begun if need be; None when it is here."""
+        with self._lock:                          # it may have come since somebody looked: looked for in here
             fetch = self._fetches.get(key)
-            if fetch is None or (fetch.error is not None and time.monotonic() - fetch.ended_at > KEPT_SECONDS):
+            if self._mirror.has(digest):
+                self._fetches.pop(key, None)
+                return None
+            if fetch is None or fetch.is_over(time.monotonic()):
                 fetch = self._fetches[key] = _Fetch()
                 threading.Thread(target=self._fetch, args=(key, fetch), name="fetch-archive", daemon=True).start()
             return fetch

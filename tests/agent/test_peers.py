@@ -13,10 +13,10 @@ import pytest
 from llmgw.agent.board import Board, Desired
 from llmgw.agent.fetch import Fetcher
 from llmgw.agent.layout import Layout
-from llmgw.agent.peers import Peers, peer_name
+from llmgw.agent.peers import Peers
 from llmgw.api import paths, wire
 from llmgw.api.client import ControlClient
-from llmgw.domain.heartbeat import NodeDesired
+from llmgw.domain.heartbeat import NodeDesired, Share
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
 from llmgw.domain.node import NodeIdentity
 from llmgw.domain.secret import Secret
@@ -52,7 +52,7 @@ class Fetching:
         self.board = Board(NodeIdentity("a", "0", "b"))
         self.client = ControlClient([plane.url], Secret(TOKEN))
         self.peers = Peers(self.board)
-        self.fetcher = Fetcher(self.client, self.layout, self.peers.having, peer_name("a"))
+        self.fetcher = Fetcher(self.client, self.layout, self.peers.having, self.peers.share)
         self.digest = self.weights.files[0].sha256
         self.name(*gates)
 
@@ -143,6 +143,15 @@ def test_a_peer_whose_gate_cannot_be_trusted_is_not_asked(plane, gates, tmp_path
     for bad in (dataclasses.replace(peer, host="10.1.2.3"), dataclasses.replace(peer, tls_name="x.gate.llmgw")):
         node.board.put_desired(Desired(1, 2, NodeDesired(shards=(shard_of(node.weights),), peers=(bad,))))
         assert node.peers.having(node.digest) == []
+
+
+def test_a_node_begins_with_the_part_that_it_was_told_and_else_at_the_beginning(plane, tmp_path, file):
+    node = Fetching(plane, tmp_path, file)
+    assert node.peers.share(node.digest) == (0, 1)
+    for told, place in ((Share(node.weights.fingerprint, 2, 3), (2, 3)), (Share("another", 2, 3), (0, 1)),
+                        (Share(node.weights.fingerprint, 3, 3), (0, 1)), (Share(node.weights.fingerprint, 0, 0), (0, 1))):
+        node.board.put_desired(Desired(1, 2, NodeDesired(shards=(shard_of(node.weights),), shares=(told,))))
+        assert node.peers.share(node.digest) == place
 
 
 def test_what_it_fetches_is_told_beside_the_partial_file_and_nothing_of_a_kill_is_told(plane, gates, tmp_path, file):

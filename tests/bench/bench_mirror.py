@@ -22,7 +22,7 @@ import time
 
 from llmgw.api import paths, wire
 from llmgw.domain.gate import GateTable, PeerDoor
-from llmgw.domain.heartbeat import NodeDesired, Peer
+from llmgw.domain.heartbeat import NodeDesired, Peer, Share
 from llmgw.domain.model import ModelSpec, Weights, WeightsFile
 from llmgw.domain.replica import ShardWanted
 from llmgw.domain.secret import Secret
@@ -42,7 +42,7 @@ import sys, time
 from llmgw.agent.board import Board, Desired
 from llmgw.agent.fetch import Fetcher
 from llmgw.agent.layout import Layout
-from llmgw.agent.peers import Peers, peer_name
+from llmgw.agent.peers import Peers
 from llmgw.api import wire
 from llmgw.api.client import ControlClient
 from llmgw.domain.node import NodeIdentity
@@ -53,7 +53,8 @@ weights = wire.loads(wire.WEIGHTS, open(manifest, "rb").read(), "manifest")
 board = Board(NodeIdentity(name, "0", "b"))
 board.put_desired(Desired(1, 1, wire.loads(wire.NODE_DESIRED, open(desired, "rb").read(), "desired")))
 started = time.perf_counter()
-Fetcher(client, Layout(folder), Peers(board).having, peer_name(name)).fetch(
+peers = Peers(board)
+Fetcher(client, Layout(folder), peers.having, peers.share).fetch(
     weights, reserve_bytes=0, report=lambda done, speed: None, stopping=lambda: False)
 print(time.perf_counter() - started)
 """
@@ -72,7 +73,8 @@ class Node:
         self.desired.write_bytes(wire.dumps(wire.NODE_DESIRED, NodeDesired(
             shards=(ShardWanted("r.0", "r", 0, ModelSpec("m", "llama.cpp", "mirror:m"), "v", weights, Secret("k")),),
             peers=tuple(Peer(other, "127.0.0.1", ports[other], Secret(key(name, other)), (weights.fingerprint,))
-                        for other in others))))
+                        for other in others),
+            shares=(Share(weights.fingerprint, names.index(name), len(names)),))))
         self.gate = subprocess.Popen([sys.executable, "-m", "llmgw", "gate", "--table", str(self.table)],
                                      stderr=subprocess.DEVNULL)
         until(lambda: answers("127.0.0.1", ports[name]), "the gate")

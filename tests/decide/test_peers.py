@@ -1,7 +1,8 @@
 """Whom a node asks for its weights."""
 from __future__ import annotations
 
-from llmgw.decide.peers import MOST_PEERS, asked
+from llmgw.decide.peers import MOST_PEERS, asked, shares
+from llmgw.domain.heartbeat import Share
 from llmgw.domain.replica import ReplicaWish
 from tests.decide.fleet import LOST, UNREACHABLE, node, row, spec
 
@@ -40,3 +41,8 @@ def test_in_a_large_fleet_each_asks_a_few_and_is_asked_by_a_few():
     assert all(len(found[name]) == MOST_PEERS for name in names)
     assert all(sum(name in found[other] for other in names) == MOST_PEERS for name in names)
     assert list(found["n28"]) == ["n00", "n01", "n02", "n03", "n04", "n29"]
+
+
+def test_each_of_those_that_shall_have_weights_begins_elsewhere():
+    rows = [row("r1", "b"), row("r2", "a"), row("r3", "c", spec("other")), row("r4", "d", wish=ReplicaWish.STOP), row("r5", "gone")]
+    assert shares(rows, fleet(*map(node, "abcd"))) == {"a": (Share("m", 0, 2),), "b": (Share("m", 1, 2),)}

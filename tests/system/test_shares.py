@@ -3,18 +3,18 @@ from __future__ import annotations
 
 import pytest
 
+from llmgw.decide.peers import MOST_PEERS
 from llmgw.system.shares import PATIENCE_SECONDS, Patience, Shares
 
 CHUNK = 100
 
 
-def shares_of(count, *peers, me="a", patience=None):
+def shares_of(count, *peers, share=(0, 1), patience=None):
     made = Shares(count, patience)
     made.missing.update(range(count))
     for name in peers:
         made.add(name)
-    if peers:
-        made.meet(me, peers)
+    made.begin(*share)
     return made
 
 
@@ -36,8 +36,8 @@ def test_without_peers_the_source_gives_runs_in_order():
 
 def test_nodes_that_begin_at_once_begin_in_different_places_and_ask_for_little_at_a_time():
     firsts = []
-    for me, others in (("a", "bc"), ("b", "ac"), ("c", "ab")):
-        shares = shares_of(12, *others, me=me)
+    for place, others in enumerate(("bc", "ac", "ab")):
+        shares = shares_of(12, *others, share=(place, 3))
         for name in others:
             shares.know(name, "0" * 12)
         firsts.append(shares.for_source(0.0, 4, 8))
@@ -45,7 +45,7 @@ def test_nodes_that_begin_at_once_begin_in_different_places_and_ask_for_little_a
 
 
 def test_what_a_peer_has_is_not_asked_of_the_source():
-    shares = shares_of(6, "b")
+    shares = shares_of(6, "b", share=(0, 2))
     shares.know("b", "110100")
     assert [measured(shares) for _ in range(3)] == [2, 5, 4]          # its own part first, then from the other end
     assert shares.for_source(1.0, 4, 8) == []
@@ -138,18 +138,20 @@ def test_a_peer_that_is_dropped_has_nothing_any_more():
 
 
 def swarm(count, names, seconds_of_source=1.0, seconds_of_peer=0.5, look=0.5):
-    """Let nodes fetch at once; return how many chunks the source sent and when all were done."""
-    nodes = {name: shares_of(count, *(set(names) - {name}), me=name) for name in names}
+    """Let nodes fetch at once, each asking those after it; return how many chunks the source sent and when all were done."""
+    asked = {name: [names[(at + after) % len(names)] for after in range(1, min(MOST_PEERS, len(names) - 1) + 1)]
+             for at, name in enumerate(names)}
+    nodes = {name: shares_of(count, *asked[name], share=(at, len(names))) for at, name in enumerate(names)}
     have = {name: set() for name in names}
     running, now, sent = [], 0.0, 0
     while any(not shares.is_done for shares in nodes.values()):
         for name, shares in nodes.items():
             if round(now * 10) % round(look * 10) == 0:
-                for other in set(names) - {name}:
+                for other in asked[name]:
                     coming = {index for job in running if job[1:3] == (other, None) for index in job[3]}
                     shares.know(other, "".join("1" if index in have[other] else "2" if index in coming else "0"
                                                for index in range(count)))
-            for peer in [None] + sorted(set(names) - {name}):
+            for peer in [None, *asked[name]]:
                 busy = sum(1 for job in running if job[1:3] == (name, peer))
                 while busy < (4 if peer is None else 2):
                     run = shares.for_source(now, 4, 8) if peer is None else shares.for_peer(peer)
@@ -179,3 +181,11 @@ def swarm(count, names, seconds_of_source=1.0, seconds_of_peer=0.5, look=0.5):
 def test_nodes_that_begin_at_once_need_the_source_about_once(names, count):
     sent, _ = swarm(count, names)
     assert sent <= count * 1.25 + 2
+
+
+@pytest.mark.parametrize("count", [100, 300])
+def test_in_a_large_fleet_where_each_asks_a_few_every_node_costs_the_source_a_few_chunks(count):
+    names = "abcdefghijklmnopqrstuvwx"
+    assert len(names) > 3 * MOST_PEERS
+    sent, _ = swarm(count, names)
+    assert sent <= count + 4 * len(names)

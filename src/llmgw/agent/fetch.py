@@ -1,12 +1,13 @@
 """Bring one model's files here: from the control plane and from nodes that have them, and repair what changed."""
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from llmgw.agent.layout import Layout
 from llmgw.api import paths
@@ -51,14 +52,16 @@ class Fetched:
 
 
 class Fetcher:
-    """Writes below ``blobs/`` only. ``peers`` says who else has a blob, besides the control plane.
+    """Writes below ``blobs/`` only.
 
-    ``me`` is this node's name: nodes that fetch the same at once begin in different places.
+    ``peers`` says who else has a blob, besides the control plane, and ``share`` which part of it this node begins
+    with: nodes that fetch the same at once begin in different places. Without it there are no others.
     """
 
     def __init__(self, client: ControlClient, layout: Layout,
-                 peers: Callable[[str], Sequence[Supplier]] = lambda digest: (), me: str = "") -> None:
-        self._client, self._layout, self._peers, self._me = client, layout, peers, me
+                 peers: Callable[[str], Sequence[Supplier]] = lambda digest: (),
+                 share: Optional[Callable[[str], Tuple[int, int]]] = None) -> None:
+        self._client, self._layout, self._peers, self._share = client, layout, peers, share
 
     def fetch(self, weights: Weights, *, reserve_bytes: int, report: Report, stopping: Callable[[], bool]) -> Fetched:
         """Bring all files of ``weights`` that are not here."""
@@ -96,7 +99,7 @@ class Fetcher:
             return Brought(by={ControlPlane.name: file.size_bytes})
         return chunks.bring(lambda: self._suppliers(file.sha256), target, size=file.size_bytes, chunks=file.chunks,
                             partial=partial, reserve_bytes=reserve_bytes, progress=progress, stopping=stopping,
-                            me=self._me, patience=patience)
+                            share=self._share_of(file.sha256), patience=patience)
 
     def _fetch_whole(self, file: WeightsFile, target: str, partial: str, reserve_bytes: int, progress: "_Progress",
                      stopping: Callable[[], bool]) -> None:
@@ -136,7 +139,10 @@ class Fetcher:
         log.warning("%s: %d of %d chunks have changed on this disk, and are fetched again: %s", file.name, len(bad),
                     len(file.chunks), _places(bad))
         return Transfer(lambda: self._suppliers(file.sha256), target, file.size_bytes, file.chunks, progress=progress,
-                        stopping=stopping, me=self._me).run(only=bad)
+                        stopping=stopping, share=self._share_of(file.sha256)).run(only=bad)
+
+    def _share_of(self, digest: str) -> Optional[Callable[[], Tuple[int, int]]]:
+        return None if self._share is None else functools.partial(self._share, digest)
 
     def _suppliers(self, digest: str) -> List[Supplier]:
         return [ControlPlane(self._client, digest), *self._peers(digest)]

@@ -23,7 +23,7 @@ from llmgw.agent.install import Installer
 from llmgw.agent.keep_gate import GateKeeper
 from llmgw.agent.layout import Layout
 from llmgw.agent.outside import Outside
-from llmgw.agent.peers import Peers, peer_name
+from llmgw.agent.peers import Peers
 from llmgw.agent.ports import Ports
 from llmgw.agent.python_engine import PythonInstaller
 from llmgw.agent.python_needs import PythonNeeds
@@ -104,7 +104,7 @@ class Agent:
                                      config.operator_engines, config.cpu_engines, flag_check=FlagCheck(
                                          processes, layout, lambda: bool(self._board.facts.gpus), user.run_as))
         peers = Peers(self._board)
-        fetcher = Fetcher(client, layout, peers.having, peer_name(config.node))
+        fetcher = Fetcher(client, layout, peers.having, peers.share)
         self._weights = WeightsKeeper(fetcher, self._board, layout, stop)
         self._scrub = Scrub(layout, self._weights.held, fetcher, self._weights.report_damage, stop)
         self._shards = Shards(self._board, layout, Ports(config.engine_ports), clock, user)

@@ -5,13 +5,13 @@ import json
 import logging
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from llmgw.agent.board import Board
 from llmgw.api import paths
 from llmgw.api.joining import Credential
 from llmgw.domain.errors import DownloadFailed, TryAgain, Unreachable
-from llmgw.domain.heartbeat import Peer
+from llmgw.domain.heartbeat import NodeDesired, Peer
 from llmgw.parse.address import is_loopback, joined
 from llmgw.system import tls
 from llmgw.system.chunks import PEER_SECONDS, Filler, Supplier
@@ -45,12 +45,21 @@ class Peers:
         desired, now = self._board.desired, time.monotonic()
         if desired is None or not desired.node.peers:
             return []
-        marks = {shard.weights.fingerprint for shard in desired.node.shards
-                 if any(file.sha256 == digest for file in shard.weights.files)}
+        marks = _fingerprints(desired.node, digest)
         with self._lock:
             return [_Gate(self, peer, client, digest) for peer in desired.node.peers
                     if marks.intersection(peer.fingerprints) and self._not_before.get(peer.node, 0.0) <= now
                     for client in [self._client(peer)] if client is not None]
+
+    def share(self, digest: str) -> Tuple[int, int]:
+        """Return which part of a blob, of how many, this node begins with: the others begin with the others."""
+        desired = self._board.desired
+        if desired is not None and desired.node.shares:
+            marks = _fingerprints(desired.node, digest)
+            for one in desired.node.shares:
+                if one.fingerprint in marks and 0 <= one.place < one.count:
+                    return one.place, one.count
+        return 0, 1
 
     def _client(self, peer: Peer) -> Optional[HttpClient]:
         """Return what talks to a gate; None when it could not be trusted."""
@@ -71,9 +80,10 @@ class Peers:
                 seconds, "sent a wrong chunk" if lied else "did not answer as it should")
 
 
-def peer_name(node: str) -> str:
-    """Return how a node is called among suppliers."""
-    return f"node {node}"
+def _fingerprints(desired: NodeDesired, digest: str) -> Set[str]:
+    """Return which weights that are wanted here have a blob."""
+    return {shard.weights.fingerprint for shard in desired.shards
+            if any(file.sha256 == digest for file in shard.weights.files)}
 
 
 class _Gate:
@@ -83,7 +93,7 @@ class _Gate:
 
     def __init__(self, peers: Peers, peer: Peer, client: HttpClient, digest: str) -> None:
         self._peers, self._peer, self._client, self._digest = peers, peer, client, digest
-        self.name = peer_name(peer.node)
+        self.name = f"node {peer.node}"
         self._headers = {"Authorization": f"Bearer {peer.key.reveal()}"}
 
     def open(self, first: int, end: int) -> Filler:

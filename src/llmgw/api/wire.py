@@ -72,9 +72,10 @@ NODE_OBSERVED = Record(
     generation=whole, engines=tuple_of(ENGINE_OBSERVED), weights=tuple_of(WEIGHTS_OBSERVED),
     shards=tuple_of(SHARD_OBSERVED), clock=number, stopping=flag)
 PEER = Record(heartbeat.Peer, node=text, host=text, port=whole, key=secret, fingerprints=texts, tls_name=text)
+SHARE = Record(heartbeat.Share, fingerprint=text, place=whole, count=whole)
 PEER_DOOR = Record(gate.PeerDoor, node=text, key_sha256=text)
 NODE_DESIRED = Record(heartbeat.NodeDesired, engines=tuple_of(ENGINE_WANTED), shards=tuple_of(SHARD_WANTED),
-                      peers=tuple_of(PEER), readers=tuple_of(PEER_DOOR))
+                      peers=tuple_of(PEER), readers=tuple_of(PEER_DOOR), shares=tuple_of(SHARE))
 NODE_REQUEST = Record(heartbeat.NodeRequest, id=text, kind=text, args=text_map)
 HEARTBEAT_ANSWER = Record(
     heartbeat.HeartbeatAnswer, cluster=text, epoch=whole, generation=whole, call_again_seconds=number,

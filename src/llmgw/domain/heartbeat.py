@@ -50,6 +50,15 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Which part of weights a node fetches first: ``place`` of ``count``, each of another node's another."""
+
+    fingerprint: str
+    place: int
+    count: int
+
+
+@dataclass(frozen=True)
 class NodeDesired:
     """The whole desired state of one node. What is not in here is not wanted."""
 
@@ -57,6 +66,7 @@ class NodeDesired:
     shards: Tuple[ShardWanted, ...] = ()
     peers: Tuple[Peer, ...] = ()          # to be asked for weights, before the control plane
     readers: Tuple[PeerDoor, ...] = ()    # nodes that may read blobs here
+    shares: Tuple[Share, ...] = ()        # of weights that several nodes shall have
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,7 @@ class Reconciler:
         shards: Dict[str, List[ShardWanted]] = {name: [] for name in verdict.nodes}
         states = self.node_states(verdict)
         told = self._peer_keys.told(peers.asked(rows, states), states, self._parts.admissions.gate_names())
+        shares = peers.shares(rows, states)
         for row in rows:
             if row.wish is ReplicaWish.STOP:
                 continue
@@ -194,8 +195,9 @@ class Reconciler:
                     shards[shard.node].append(ShardWanted(
                         f"{row.id}.{shard.rank}", row.id, shard.rank, row.model, row.engine_version, row.weights,
                         row.key, shard.gpus, gangs.told(row, shard, states)))
-        self._parts.nodes.publish({name: NodeDesired(engines, tuple(wanted), *told.get(name, Told()))
-                                   for name, wanted in shards.items()})
+        self._parts.nodes.publish({
+            name: NodeDesired(engines, tuple(wanted), *told.get(name, Told()), shares.get(name, ()))
+            for name, wanted in shards.items()})
 
     def _act(self, steps: Tuple[Step, ...]) -> Dict[str, Tuple[str, ...]]:
         """Write each step on its own; a row that changed meanwhile is left to the next turn.

@@ -83,17 +83,18 @@ class Brought:
 class Transfer:
     """One file. ``run`` may be called from one thread; its workers are its own.
 
-    ``suppliers`` is asked again and again: peers may come while it runs. ``me`` is this node among them.
+    ``suppliers`` is asked again and again: peers may come while it runs. ``share`` tells which part, of how many,
+    this node begins with; None: it is alone, and none will come.
     """
 
     def __init__(self, suppliers: Callable[[], Sequence[Supplier]], path: str, size: int, chunks: Sequence[str], *,
                  reserve_bytes: int = 0, streams: int = STREAMS,
                  progress: Callable[[int], None] = lambda done: None, stopping: Callable[[], bool] = lambda: False,
-                 stalled_seconds: float = STALLED_SECONDS, rest_seconds: float = REST_SECONDS, me: str = "",
-                 patience: Optional[Patience] = None) -> None:
+                 stalled_seconds: float = STALLED_SECONDS, rest_seconds: float = REST_SECONDS,
+                 share: Optional[Callable[[], Tuple[int, int]]] = None, patience: Optional[Patience] = None) -> None:
         if len(chunks) != chunk_count(size):
             raise DownloadFailed(f"{os.path.basename(path)}: {len(chunks)} chunks are no file of {size} bytes")
-        self._suppliers, self._path, self._size, self._me = suppliers, path, size, me
+        self._suppliers, self._path, self._size, self._share = suppliers, path, size, share
         self._chunks = [sha256_hex(chunk) for chunk in chunks]
         self._reserve, self._streams = reserve_bytes, streams
         self._progress, self._stopping = progress, stopping
@@ -168,8 +169,7 @@ class Transfer:
 
     def _hire(self) -> List[threading.Thread]:
         """Begin to ask whom we do not ask yet."""
-        found = self._suppliers()
-        new = [supplier for supplier in found if supplier.name not in self._hired]
+        new = [supplier for supplier in self._suppliers() if supplier.name not in self._hired]
         peers = [supplier for supplier in new if supplier.spare]
         workers = [threading.Thread(target=self._work, args=(supplier,), name=f"fetch-{supplier.name}", daemon=True)
                    for supplier in new for _ in range(PEER_STREAMS if supplier.spare else self._streams)]
@@ -177,8 +177,8 @@ class Transfer:
             self._hired.update(supplier.name for supplier in new)
             for peer in peers:
                 self._shares.add(peer.name)
-            if peers:
-                self._shares.meet(self._me, (supplier.name for supplier in found if supplier.spare))
+            if self._share is not None:
+                self._shares.begin(*self._share())
         for worker in workers:
             worker.start()
         for peer in peers:                        # not waited for at the end: it writes nothing
@@ -249,7 +249,7 @@ class Transfer:
 
     def _run_chunks(self) -> int:
         """A node among others begins with little: those that begin with it may not have been told of it yet."""
-        return min(RUN_CHUNKS, 1 << (self._runs // self._streams)) if self._me else RUN_CHUNKS
+        return min(RUN_CHUNKS, 1 << (self._runs // self._streams)) if self._share is not None else RUN_CHUNKS
 
     def _bring(self, supplier: Supplier, run: List[int], buffer: memoryview) -> None:
         """Receive the chunks of ``run``, taking each out of it as it is proven and written."""
@@ -381,13 +381,14 @@ def _check_answer(source: Source, first: int, size: int) -> None:
 def bring(suppliers: Callable[[], Sequence[Supplier]], target: str, *, size: int, chunks: Sequence[str], partial: str,
           reserve_bytes: int = 0, streams: int = STREAMS, progress: Callable[[int], None] = lambda done: None,
           stopping: Callable[[], bool] = lambda: False, stalled_seconds: float = STALLED_SECONDS,
-          rest_seconds: float = REST_SECONDS, me: str = "", patience: Optional[Patience] = None) -> Brought:
+          rest_seconds: float = REST_SECONDS, share: Optional[Callable[[], Tuple[int, int]]] = None,
+          patience: Optional[Patience] = None) -> Brought:
     """Bring a whole file to ``target``."""
     make_dir(os.path.dirname(target), 0o755)
     make_dir(os.path.dirname(partial), 0o755)
     brought = Transfer(suppliers, partial, size, chunks, reserve_bytes=reserve_bytes, streams=streams,
                        progress=progress, stopping=stopping, stalled_seconds=stalled_seconds,
-                       rest_seconds=rest_seconds, me=me, patience=patience).run()
+                       rest_seconds=rest_seconds, share=share, patience=patience).run()
     put_in_place(partial, target)
     forget(partial)
     return brought

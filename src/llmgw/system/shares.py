@@ -5,7 +5,7 @@ so the source sends each byte about once. Nothing here locks or reads a clock.
 """
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 PATIENCE_SECONDS = 10.0
 NOTHING, HERE, COMING = "012"  # of one chunk: coming is what is on its way from the source
@@ -74,11 +74,9 @@ class Shares:
 
     # Peers.
 
-    def meet(self, me: str, peers: Iterable[str]) -> None:
-        """Take a part of the file as our own: each of those that fetch it has another."""
-        names = sorted({me, *peers})
-        place = names.index(me)
-        self._first, self._end = (self._count * at // len(names) for at in (place, place + 1))
+    def begin(self, place: int, count: int) -> None:
+        """Take a part of the file as our own: each of the ``count`` that fetch it has another."""
+        self._first, self._end = (self._count * at // count for at in (place, place + 1))
 
     def add(self, peer: str) -> None:
         self._peers[peer] = _Peer()

@@ -35,9 +35,10 @@ from llmgw.agent.weights import WeightsKeeper
 from llmgw.api import joining
 from llmgw.api.client import ControlClient
 from llmgw.api.joining import Credential
-from llmgw.domain.errors import ConfigError
+from llmgw.domain.errors import ConfigError, LlmgwError
 from llmgw.domain.node import NodeIdentity
 from llmgw.probe import machine
+from llmgw.probe.deadline import within
 from llmgw.system import files, logs, loop, notify, owned, proc, spawn
 from llmgw.system.clock import Clock
 from llmgw.system.process import Processes
@@ -84,7 +85,7 @@ class Agent:
         config = chosen.config
         self._config, self._owned, self._stop = config, chosen.owned, stop
         layout, clock = Layout(config.data_dir), Clock()
-        self._layout = layout
+        self._layout, self._said = layout, logs.Said()
         client = self._client = ControlClient(config.servers, chosen.token, ca_pem=chosen.ca_pem)
         self._board = Board(NodeIdentity(config.node, __version__, proc.boot_id(), config.address,
                                          labels=dict(config.labels), fabric_address=config.fabric_address,
@@ -169,6 +170,21 @@ class Agent:
     def _probe(self) -> None:
         self._board.put_facts(machine.probe(self._config.data_dir, processes=self._processes,
                                             exclude_gpus=self._config.exclude_gpus))
+        answer, silence = within(machine.QUICK_SECONDS, f"writing to {self._config.data_dir}", self._fault_of_disk, "")
+        fault = answer or silence
+        if fault and self._said.is_new("disk", fault):
+            log.error("%s", fault)
+        elif not fault and self._said.is_over("disk"):
+            log.info("%s can be written again", self._config.data_dir)
+        self._board.put_note("disk", fault)
+
+    def _fault_of_disk(self) -> str:
+        """Return why nothing can be written down here, in words: it is told before somebody relies on it."""
+        try:
+            files.check_writable(self._config.data_dir)
+            return ""
+        except LlmgwError as error:
+            return f"{error.message}; {error.hint}"
 
     def _end(self, threads: List[threading.Thread]) -> None:
         log.info("agent stops owned=%s", self._owned)

@@ -13,7 +13,7 @@ import time
 from typing import List, Optional
 
 from llmgw.api.client import ControlClient
-from llmgw.domain.errors import UsageError
+from llmgw.domain.errors import LlmgwError, UsageError
 from llmgw.domain.route import RouterReport, RouteTable
 from llmgw.parse.address import joined
 from llmgw.router import control, trust
@@ -117,7 +117,10 @@ class _Process:
         for task in tasks:
             task.cancel()
         await self.router.listener.close()
-        files.remove(self._endpoint_file)
+        try:
+            files.remove(self._endpoint_file)
+        except LlmgwError as error:              # all requests ended well: this is no failure
+            log.warning("what says where this router listened stays behind: %s", error.message)
 
     def _limit_connections(self) -> None:
         limit = raise_open_files()

@@ -167,6 +167,12 @@ def check_space(folder: str, needed_bytes: int, kept_bytes: int) -> None:
                        hint=f"free some space on the filesystem of {folder}, or choose another with --data-dir")
 
 
+def check_writable(folder: str) -> None:
+    """Refuse a folder that cannot be changed: a disk that failed looks well to all that only read."""
+    with storing("write", folder):
+        os.utime(folder)
+
+
 def _mb(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 

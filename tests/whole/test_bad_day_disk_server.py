@@ -104,7 +104,7 @@ def test_folders_that_become_read_only_are_told_and_heal_by_themselves(place):
         said = until("the node tells", lambda: "the filesystem is read-only" in place.ctl("nodes") and place.ctl("nodes"))
         assert "what is wanted here could not be written down" in " ".join(said.split())
         assert place.items("nodes")[0]["state"] == "ready" and place.ctl("keys", "create", "meanwhile")
-    until("the node has nothing more to tell", lambda: "read-only" not in place.ctl("nodes") + place.ctl("engines"))
+    until("the node has nothing more to tell", lambda: "read-only" not in place.ctl("nodes") + place.ctl("engines"), 120)
     kept = json.loads((place.dir("node-1") / "state" / "desired.json").read_text())
     assert kept["desired"]["engines"][0]["version"] == "b10992"
     place.ctl("mirror", "import", place.folder / "small.gguf", "--name", "again")

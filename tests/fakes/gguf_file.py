@@ -15,6 +15,18 @@ def u32(key, value):
     return text(key) + struct.pack("<II", U32, value)
 
 
+def f32(key, value):
+    return text(key) + struct.pack("<If", F32, value)
+
+
+def f32s(key, values):
+    return text(key) + struct.pack("<IIQ", ARRAY, F32, len(values)) + struct.pack(f"<{len(values)}f", *values)
+
+
+def flag(key, value):
+    return text(key) + struct.pack("<IB", BOOL, value)
+
+
 def string(key, value):
     return text(key) + struct.pack("<I", STRING) + text(value)
 
@@ -53,7 +65,6 @@ def small_model():
     pairs = llama(strings("tokenizer.ggml.tokens", [f"<0x{code:02X}>" for code in range(256)]),
                   u32s("tokenizer.ggml.token_type", list(range(64))),
                   string("tokenizer.chat_template", "{{ messages }}"),
-                  text("llama.rope.scale") + struct.pack("<If", F32, 1.5),
-                  text("tokenizer.add_bos") + struct.pack("<IB", BOOL, 1),
+                  f32("llama.rope.scale", 1.5), flag("tokenizer.add_bos", True),
                   text("nested") + struct.pack("<IIQIQQ", ARRAY, ARRAY, 1, U64, 1, 7))
     return build(pairs, [tensor("a", [8, 2]), tensor("b", [32], kind=8, offset=64)], data=b"\x01" * 98)

@@ -1,6 +1,7 @@
 """The built file as separate processes, a real engine, a real model, and the real openai client."""
 from __future__ import annotations
 
+import base64
 import json
 import re
 import tarfile
@@ -8,7 +9,7 @@ import tarfile
 import openai
 import pytest
 
-from tests.fakes import ollama_tree
+from tests.fakes import ollama_tree, projector
 from tests.whole.cluster import MODEL, Cluster, until
 
 pytestmark = pytest.mark.slow
@@ -18,14 +19,18 @@ ASK = {"model": MODEL, "messages": QUESTION, "temperature": 0, "stop": ["\n"], "
 
 @pytest.fixture(scope="module")
 def cluster(pyz, release_archive, gemma, qa_template, tmp_path_factory):
-    """Server, agent and router; engine and model through the mirror's doors, the model out of Ollama's folder."""
+    """Server, agent and router; engine and model through the mirror's doors, the model out of Ollama's folder.
+
+    It is a vision model: the projector is real in all but what it has learned.
+    """
     made = Cluster(pyz, tmp_path_factory.mktemp("cluster"), qa_template)
     try:
         made.start_server()
         made.start_agent()
         made.start_router()
         made.ctl("mirror", "import-engine", release_archive.path, "--sha256", release_archive.sha256)
-        ollama = ollama_tree.make(made.folder / "ollama", gemma)
+        (made.folder / "projector.gguf").write_bytes(projector.build())
+        ollama = ollama_tree.make(made.folder / "ollama", gemma, projector=made.folder / "projector.gguf")
         made.ctl("mirror", "import-ollama", "gemma3:270m", "--dir", ollama, "--name", MODEL)
         made.wait_ready()
         made.key = json.loads(made.ctl("keys", "create", "test", "--json"))["secret"]
@@ -72,6 +77,17 @@ def test_plain_completions_work(client):
     answer = client.completions.create(model=MODEL, prompt="Question: What is the capital of France?\nAnswer:",
                                        temperature=0, stop=["\n"], max_tokens=16)
     assert "Paris" in answer.choices[0].text
+
+
+def test_an_image_reaches_the_model_through_its_projector(client, cluster):
+    words = {"type": "text", "text": "What is it?"}
+    image = "data:image/png;base64," + base64.b64encode(projector.red_square()).decode()
+    plain, seen = (client.chat.completions.create(model=MODEL, temperature=0, max_tokens=4, messages=[
+        {"role": "user", "content": content}]) for content in (
+            [words], [words, {"type": "image_url", "image_url": {"url": image}}]))
+    assert seen.usage.prompt_tokens - plain.usage.prompt_tokens >= projector.IMAGE_TOKENS and seen.usage.completion_tokens
+    assert "vision: yes" in cluster.ctl("models")
+    assert any("llama-server" in words and "--mmproj" in words for words in cluster.left().values())
 
 
 def test_an_alias_is_answered_like_the_model(client):

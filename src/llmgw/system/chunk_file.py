@@ -1,6 +1,7 @@
 """A file of known chunks on this disk: what of it is here, and what is not what it was."""
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -25,6 +26,14 @@ class ChunkFile:
 
     def length(self, index: int) -> int:
         return min(CHUNK_BYTES, self._size - index * CHUNK_BYTES)
+
+    def begin_to_write(self, index: int) -> None:
+        """Let the kernel write a chunk to the disk from now on; what waits for the end makes that last.
+
+        Linux starts to write the dirty pages of the range and drops clean ones (mm/fadvise.c); these are all dirty.
+        """
+        with contextlib.suppress(OSError):        # advice: it fails later, where it matters
+            os.posix_fadvise(self.file, index * CHUNK_BYTES, self.length(index), os.POSIX_FADV_DONTNEED)
 
     def begun(self, index: int) -> Tuple[int, "hashlib._Hash"]:
         """Return how much an earlier try received of a chunk, and the hash of it so far."""

@@ -297,6 +297,7 @@ class Transfer:
     def _prove(self, supplier: Supplier, index: int, actual: str, begun: bool) -> bool:
         """Count a chunk that is right; ``begun``: a part of it lay here from before, and may be what is wrong."""
         if actual == self._chunks[index]:
+            self._place.begin_to_write(index)
             self._count(index)
             return True
         start = index * CHUNK_BYTES

@@ -169,11 +169,13 @@ class Cluster:
 
     def close(self):
         (self.folder / "words.argv").write_text("\n".join(self.left().values()), encoding="utf-8")   # searched for secrets
+        children = list(self.children.values())
         for name in list(self.children):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop(name, 20.0)
-        for child in self.children.values():
-            child.kill()
         for pid in self.left():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        for child in children:                      # one that was too slow to stop is waited for all the same
+            child.kill()
+            child.wait(30)

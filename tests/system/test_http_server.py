@@ -50,9 +50,10 @@ def blob(tmp_path):
 
 @pytest.fixture
 def server(blob):
-    release = threading.Event()
+    release, begun = threading.Event(), threading.Event()
 
     def slow(request):
+        begun.set()
         release.wait(DEADLINE)
         return json_response({"slow": True})
 
@@ -71,7 +72,7 @@ def server(blob):
         Route("GET", "/v1/nobody", (), echo),
     ], lambda token: Caller(token) if token in ("admin", "viewer") else None)
     server = HttpServer("127.0.0.1", 0, table, max_connections=50)
-    server.release = release
+    server.release, server.begun = release, begun
     server.start()
     yield server
     release.set()
@@ -310,6 +311,7 @@ def test_stop_lets_a_running_request_finish_and_ends_idle_connections(server):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(talk(server, head("GET", "/v1/slow"))))
     thread.start()
+    assert server.begun.wait(DEADLINE)          # connected is not enough: until its request is read it is idle too
     deadline = time.monotonic() + DEADLINE
     while server.connections < 2:
         assert time.monotonic() < deadline

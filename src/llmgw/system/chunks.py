@@ -104,7 +104,6 @@ class Transfer:
         self._done_bytes = 0
         self._written_chunks = 0
         self._runs = 0                            # that the source was asked for
-        self._tries: Dict[int, int] = {}
         self._errors: List[LlmgwError] = []
         self._hired: Set[str] = set()
         self._gone: Set[str] = set()              # suppliers that are asked no more
@@ -310,9 +309,8 @@ class Transfer:
             log.warning("%s came wrong from %s: this chunk is fetched again", where, supplier.name)
             self._bad.append(Bad(index, supplier.name))
             if not supplier.spare:
-                self._tries[index] = self._tries.get(index, 0) + 1
-                self._shares.spoiled.add(index)
-            if self._tries.get(index, 0) >= CHUNK_TRIES and not self._shares.is_held(index):
+                self._shares.spoiled[index] += 1
+            if self._shares.spoiled[index] >= CHUNK_TRIES and not self._shares.is_held(index):
                 self._errors.append(DigestMismatch(f"{where}, fetched {CHUNK_TRIES} times",
                                                    expected=self._chunks[index], actual=actual))
         if supplier.spare:

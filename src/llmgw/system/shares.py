@@ -5,6 +5,7 @@ so the source sends each byte about once. Nothing here locks or reads a clock.
 """
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, List, Optional, Sequence, Set
 
 PATIENCE_SECONDS = 10.0
@@ -42,7 +43,7 @@ class Shares:
     def __init__(self, count: int, patience: Optional[Patience] = None) -> None:
         self._count = count
         self.missing: Set[int] = set()
-        self.spoiled: Set[int] = set()                    # that the source sent wrong: peers that have them are better
+        self.spoiled: Counter[int] = Counter()            # how often the source sent one wrong: then peers are better
         self.in_flight = 0
         self._peers: Dict[str, _Peer] = {}                # that are asked
         self._patience = patience or Patience()

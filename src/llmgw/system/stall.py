@@ -13,7 +13,7 @@ STALLED_BYTES = 64 << 10          # less than this in STALLED_SECONDS is a stall
 class Stall:
     """Raises Unreachable when next to nothing comes for ``seconds``, or no chunk in ``chunk_seconds``."""
 
-    def __init__(self, seconds: float = STALLED_SECONDS, chunk_seconds: Optional[float] = None) -> None:
+    def __init__(self, seconds: float, chunk_seconds: Optional[float] = None) -> None:
         self._seconds, self._chunk_seconds = seconds, chunk_seconds
         self._since, self._bytes = time.monotonic(), 0
         self._began = self._since

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 MODEL = "gemma-3-270m"
 SERVER_YAML = f"""\
@@ -148,6 +149,16 @@ class Cluster:
         except AssertionError as error:
             shown = "\n".join(self.ctl(word) for word in ("nodes", "engines", "models", "replicas"))
             raise AssertionError(f"{error}\n{shown}\n{self.logs()}") from None
+
+    def answer(self):
+        """Ask the model through the router with ``key``, which the test has made; return the answer's text."""
+        request = urllib.request.Request(
+            self.router["url"] + "/v1/completions", headers={
+                "Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+            data=json.dumps({"model": MODEL, "prompt": "Question: What is the capital of France?\nAnswer:",
+                             "max_tokens": 8, "temperature": 0, "stop": ["\n"]}).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())["choices"][0]["text"]
 
     def check(self):
         """Fail with its log when a child has ended."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import urllib.request
 
 import pytest
 
@@ -48,17 +47,6 @@ def replicas(place):
 
 def engines(place):
     return [pid for pid, words in place.left().items() if "llama-server" in words and "--port" in words]
-
-
-def answers(place):
-    """Ask the model through the router; return the answer's text."""
-    request = urllib.request.Request(
-        place.router["url"] + "/v1/completions", headers={
-            "Authorization": f"Bearer {place.key}", "Content-Type": "application/json"},
-        data=json.dumps({"model": MODEL, "prompt": "Question: What is the capital of France?\nAnswer:",
-                         "max_tokens": 8, "temperature": 0, "stop": ["\n"]}).encode())
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.loads(answer.read())["choices"][0]["text"]
 
 
 def test_an_archive_that_has_no_room_is_a_sentence_of_the_node(place):
@@ -114,7 +102,7 @@ def test_a_fetch_that_finds_no_room_is_a_sentence_and_goes_on_by_itself(place):
 
 def _answers(place):
     try:
-        return "Paris" in answers(place)
+        return "Paris" in place.answer()
     except OSError:
         return False
 
@@ -122,14 +110,14 @@ def _answers(place):
 def test_an_engine_that_runs_goes_on_and_so_it_does_through_a_restart_of_the_agent(place):
     before = engines(place)
     place.disk.fill()
-    assert len(before) == 1 and "Paris" in answers(place)
+    assert len(before) == 1 and "Paris" in place.answer()
     place.children["node-1"].kill()
     place.children.pop("node-1").wait(30)
-    assert "Paris" in answers(place)
+    assert "Paris" in place.answer()
     place.start_agent()
     until("the agent tells of the disk", lambda: place.items("nodes")[0]["facts"]["disk_free_bytes"] < MB)
     for _ in range(5):
-        assert "Paris" in answers(place)
+        assert "Paris" in place.answer()
     assert engines(place) == before and replicas(place)[0]["state"] == "ready"
 
 
@@ -141,7 +129,7 @@ def test_a_shard_whose_files_cannot_be_written_waits_and_says_why(place):
     assert said.startswith(f"cannot be started: cannot write {place.dir('node-1')}/shards/") or \
         said.startswith("cannot make the folder"), said
     assert "what is wanted here could not be written down" in place.ctl("nodes")
-    assert replicas(place)[0]["state"] == "ready" and "Paris" in answers(place)
+    assert replicas(place)[0]["state"] == "ready" and "Paris" in place.answer()
 
 
 def test_everything_is_there_when_there_is_room_again_and_nothing_was_told_again_and_again(place):

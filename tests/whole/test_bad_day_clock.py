@@ -3,7 +3,11 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -19,6 +23,7 @@ from tests.whole.cluster import Cluster, until
 
 HOUR = 3600
 FAKETIME = next(iter(sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))), "")
+REAL_SLEEP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fakes", "real_sleep.c")
 
 
 class SteppingClock(Clock):
@@ -58,7 +63,9 @@ class Clocks:
 
     def __init__(self, cluster):
         self.cluster = cluster
-        cluster.env.update({"LD_PRELOAD": FAKETIME, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1",
+        sleep = str(cluster.folder / "real_sleep.so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", sleep, REAL_SLEEP], check=True, timeout=60)
+        cluster.env.update({"LD_PRELOAD": f"{sleep}:{FAKETIME}", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1",
                             "NO_FAKE_STAT": "1"})
 
     def of(self, name):
@@ -66,13 +73,15 @@ class Clocks:
         self.step(name, 0)
 
     def step(self, name, seconds):
-        (self.cluster.folder / f"{name}.clock").write_text(f"{seconds:+d}\n")
+        written = self.cluster.folder / f"{name}.clock.new"
+        written.write_text(f"{seconds:+d}\n")
+        os.replace(written, self.cluster.folder / f"{name}.clock")     # it is read at every look at the clock
 
 
 @pytest.fixture(scope="module")
 def place(pyz, qa_template, tmp_path_factory):
-    if not FAKETIME:
-        pytest.skip("NOT TESTED as processes: there is no libfaketime (Debian: apt-get install faketime)")
+    if not FAKETIME or not shutil.which("cc"):
+        pytest.skip("NOT TESTED as processes: no libfaketime or no cc (Debian: apt-get install faketime gcc)")
     made = Cluster(pyz, tmp_path_factory.mktemp("clock"), qa_template)
     made.env["LLMGW_GITHUB_API"] = NOWHERE
     made.clocks = Clocks(made)
@@ -80,6 +89,9 @@ def place(pyz, qa_template, tmp_path_factory):
         for name, start in (("server", made.start_server), ("node-1", made.start_agent), ("router", made.start_router)):
             made.clocks.of(name)
             start()
+        slept = subprocess.run([sys.executable, "-c", "import time; time.sleep(0.01)"], env={**os.environ, **made.env},
+                               stderr=subprocess.PIPE, text=True, timeout=60)
+        assert slept.returncode == 0, slept.stderr
         made.env = {key: value for key, value in made.env.items() if "FAKE" not in key and key != "LD_PRELOAD"}
         until("the node is ready", lambda: [node["state"] for node in made.items("nodes")] == ["ready"])
         yield made

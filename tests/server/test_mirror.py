@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -93,6 +95,31 @@ def test_wrong_bytes_are_thrown_away_and_never_get_the_name(mirror):
     with pytest.raises(DigestMismatch):
         mirror.finish(DIGEST, len(DATA))
     assert mirror.received(DIGEST) == (0, False)
+    bring(mirror)
+    assert mirror.has(DIGEST)
+
+
+def test_uploads_of_one_digest_at_once_write_one_after_the_other(mirror):
+    """Each thread begins at byte 0 with what is not the blob: a file longer than one piece had two writers."""
+    wrong, sizes = b"x" * 1000, []
+
+    def upload():
+        for _ in range(100):
+            try:
+                sizes.append(mirror.append(DIGEST, 0, wrong))
+                mirror.finish(DIGEST, len(wrong))
+            except Conflict as refused:
+                sizes.extend(int(text) for text in re.findall("([0-9]+) (?:bytes|of [0-9]+ bytes) are here", str(refused)))
+            except DigestMismatch:
+                pass
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(upload) for _ in range(8)]:
+            done.result()
+    assert set(sizes) <= {0, len(wrong)}
+    if mirror.received(DIGEST)[0]:
+        with pytest.raises(DigestMismatch):
+            mirror.finish(DIGEST, len(wrong))
     bring(mirror)
     assert mirror.has(DIGEST)
 

@@ -34,10 +34,16 @@ RESERVE_BYTES = 64 << 20      # kept free for the database, which shares the dis
 
 
 class _Part:
-    """An upload under way; the running hash is thrown away when the file is not where it was left."""
+    """An upload under way; the running hash is thrown away when the file is not where it was left.
+
+    It stays for as long as the server runs: who waits for its lock must not find another one beside it.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.restart()
+
+    def restart(self) -> None:
         self.digest = hashlib.sha256()
         self.hashed_bytes = 0
 
@@ -143,11 +149,10 @@ class Mirror:
             actual = part.digest.hexdigest() if part.hashed_bytes == size else hashing.hash_file(path)[0]
             if actual != name:
                 files.remove(path)
-                self._parts.pop(name, None)
+                part.restart()
                 raise DigestMismatch("the upload", expected=name, actual=actual)
             self.adopt(path, name)
-        with self._lock:
-            self._parts.pop(name, None)
+            part.restart()
 
     def _check_blob(self, name: str) -> None:
         """Read a blob that is here: one that rotted on the disk is thrown away, so that it can come again."""

@@ -101,9 +101,14 @@ def server():
 
 @pytest.fixture
 def page(driver, server):
+    """A tab of its own: a token that an earlier test left belongs to a tab and a port, and ports come again."""
+    first = driver.current_window_handle
+    driver.switch_to.new_window("tab")
     page = Page(driver, server)
     page.emulate(1280)
-    return page.open()
+    yield page.open()
+    driver.close()
+    driver.switch_to.window(first)
 
 
 def test_it_shows_what_each_node_says_of_itself(page):
@@ -280,11 +285,12 @@ def test_the_token_is_kept_by_the_tab_only_and_sent_as_bearer(page, server, driv
     assert TOKEN not in driver.current_url
     for _, _, headers in server.seen:
         assert headers["authorization"] == f"Bearer {TOKEN}" and "cookie" not in headers
+    own = driver.current_window_handle
     driver.switch_to.new_window("tab")
     page.open()
     assert page.wait(lambda: page.visible("#token"), "another tab asks again")
     driver.close()
-    driver.switch_to.window(driver.window_handles[0])
+    driver.switch_to.window(own)
 
 
 def test_the_token_can_be_forgotten(page):

@@ -17,7 +17,7 @@ from llmgw.domain.errors import Conflict, DigestMismatch, NotFound, ParseError, 
 from llmgw.domain.model import CHUNK_BYTES, Weights, WeightsFile
 from llmgw.server import linking
 from llmgw.server.mirror import Mirror
-from llmgw.server.mirror_care import Care
+from llmgw.server.mirror_care import Care, Leftover
 from llmgw.server.store_sqlite import SqliteStore
 from llmgw.system.clock import Clock
 from tests.fakes import gguf_file
@@ -97,6 +97,19 @@ def test_wrong_bytes_are_thrown_away_and_never_get_the_name(mirror):
     assert mirror.received(DIGEST) == (0, False)
     bring(mirror)
     assert mirror.has(DIGEST)
+
+
+def test_an_upload_that_was_swept_away_is_not_counted_in_the_next_one(mirror):
+    """The old beginning was right and the new one is not: a hash that went on from the old one was the blob's."""
+    half = len(DATA) // 2
+    mirror.append(DIGEST, 0, DATA[:half])
+    Care(mirror).remove([Leftover(f"uploads/{DIGEST}.part", half, "upload")])
+    mirror.append(DIGEST, 0, b"x" * half)
+    mirror.append(DIGEST, half, DATA[half:])
+    with pytest.raises(DigestMismatch):
+        mirror.finish(DIGEST, len(DATA))
+    assert not mirror.has(DIGEST)
+    bring(mirror)
 
 
 def test_uploads_of_one_digest_at_once_write_one_after_the_other(mirror):

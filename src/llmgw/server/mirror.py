@@ -113,6 +113,8 @@ class Mirror:
             if offset != size:
                 raise Conflict(f"the piece starts at {offset}, but {size} bytes are here",
                                hint=f"go on at offset {size}")
+            if part.hashed_bytes != size:
+                part.restart()
             self._check_space(len(piece))
             with files.storing("write", path):
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -149,10 +151,8 @@ class Mirror:
             actual = part.digest.hexdigest() if part.hashed_bytes == size else hashing.hash_file(path)[0]
             if actual != name:
                 files.remove(path)
-                part.restart()
                 raise DigestMismatch("the upload", expected=name, actual=actual)
             self.adopt(path, name)
-            part.restart()
 
     def _check_blob(self, name: str) -> None:
         """Read a blob that is here: one that rotted on the disk is thrown away, so that it can come again."""

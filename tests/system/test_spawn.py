@@ -129,6 +129,7 @@ def test_a_leader_that_is_gone_does_not_hide_its_children(marker, tmp_path):
 def test_a_zombie_is_dead_and_is_reaped(marker, tmp_path):
     identity = run(marker, tmp_path, "import sys; sys.exit(7)")
     wait_for(lambda: not spawn.alive(identity))
+    wait_for(lambda: spawn.reap(identity.pid) is not None)     # its memory goes, and with it its marker, a moment earlier
     assert spawn.reap(identity.pid) == 7 and proc.stat(identity.pid) is None
     spawn.forget(identity.pid)
     assert spawn.reap(identity.pid) is None

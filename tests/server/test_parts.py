@@ -374,7 +374,7 @@ class Releases:
 
     def __init__(self, mirror, data):
         self.mirror, self.data, self.fail = mirror, data, None
-        self.go, self.asked = threading.Event(), 0
+        self.go, self.asked, self.thread = threading.Event(), 0, None
 
     def assets(self, engine, version):
         return (Asset("a.tar.gz", len(self.data), sha256(self.data)),), ""
@@ -389,7 +389,7 @@ class Releases:
         return False
 
     def fetch(self, engine, version, name):
-        self.asked += 1
+        self.asked, self.thread = self.asked + 1, threading.current_thread()
         self.go.wait(30)
         if self.fail is not None:
             raise self.fail
@@ -425,6 +425,28 @@ def test_an_archive_is_fetched_once_for_many_that_ask_stand_in(store, tmp_path, 
     assert read == [(b"archive", sha256("archive"))] * 5 and releases.asked == 1
     with pytest.raises(NotFound):
         engines.open("llama.cpp", "b1", "other.tar.gz")
+
+
+def test_an_archive_that_comes_while_it_is_looked_for_is_not_fetched_again_stand_in(store, tmp_path, clock,
+                                                                                    monkeypatch):
+    mirror = Mirror(str(tmp_path / "mirror"), store, clock)
+    releases = Releases(mirror, "archive")
+    engines, has = EngineAssets(mirror, releases, None), mirror.has
+    monkeypatch.setattr(engine_assets, "WAIT_SECONDS", 0.05)
+    with pytest.raises(TryAgain):
+        engines.open("llama.cpp", "b1", "a.tar.gz")
+    until(lambda: releases.thread)
+    fetching = releases.thread
+
+    def looks_just_before_it_comes(digest):
+        found = has(digest)
+        releases.go.set()
+        fetching.join(30)
+        return found
+
+    mirror.has = looks_just_before_it_comes
+    engines.open("llama.cpp", "b1", "a.tar.gz")[0].close()
+    assert releases.asked == 1 and not fetching.is_alive()
 
 
 def test_an_archive_that_is_gone_from_the_mirror_is_fetched_again_stand_in(store, tmp_path, clock):

@@ -118,10 +118,11 @@ class EngineAssets:
         """Return the fetch of an archive, begun if need be; None when it is here."""
         with self._lock:                          # it may have come since somebody looked: looked for in here
             fetch = self._fetches.get(key)
-            if self._mirror.has(digest):
+            over = fetch is None or fetch.is_over(time.monotonic())
+            if self._mirror.has(digest):          # after "over": a fetch may end between the two
                 self._fetches.pop(key, None)
                 return None
-            if fetch is None or fetch.is_over(time.monotonic()):
+            if fetch is None or over:
                 fetch = self._fetches[key] = _Fetch()
                 threading.Thread(target=self._fetch, args=(key, fetch), name="fetch-archive", daemon=True).start()
             return fetch

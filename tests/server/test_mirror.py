@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -278,6 +279,45 @@ def test_a_file_is_linked_instead_of_copied_and_only_when_it_is_what_it_should_b
         with pytest.raises(error):
             linking.link(mirror, path, "1" * 64)
     assert os.listdir(os.path.join(mirror.folder, "uploads")) == []
+
+
+def test_a_link_that_a_killed_server_left_is_never_written_to(mirror, tmp_path):
+    source = tmp_path / "model.bin"
+    source.write_bytes(DATA)
+    left = []
+    with pytest.raises(KeyboardInterrupt):
+        mirror.take(DIGEST, lambda scratch: left.append(scratch) or interrupted(), str(source))
+    os.link(source, left[0])              # as if it had been killed while it read the link
+    made = mirror.import_file(str(source), "m", f"file:{source}")
+    assert source.read_bytes() == DATA and source.stat().st_nlink == 1
+    with mirror.open(made.files[0].sha256) as blob:
+        assert blob.read() == DATA
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def test_one_file_brought_in_from_two_places_at_once_is_brought_in_once(mirror, tmp_path):
+    source, copy = tmp_path / "model.bin", tmp_path / "copy.bin"
+    source.write_bytes(DATA)
+    copy.write_bytes(DATA)
+    laying, go, laid = threading.Event(), threading.Event(), []
+
+    def lay(scratch):
+        laid.append(scratch)
+        laying.set()
+        assert go.wait(30)
+        os.link(source, scratch)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(mirror.take, DIGEST, lay, str(source))
+        assert laying.wait(30)
+        second = pool.submit(mirror.import_file, str(copy), "m", "file:copy")
+        assert not second.done()
+        go.set()
+        assert first.result(30) == len(DATA) and second.result(30).files[0].sha256 == DIGEST
+    assert source.read_bytes() == DATA and os.path.samefile(source, mirror.path(DIGEST)) and len(laid) == 1
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == os.stat("/tmp").st_dev,

@@ -6,9 +6,9 @@ import fcntl
 import os
 import stat
 
-from llmgw.domain.errors import DigestMismatch, NotFound, ParseError, StorageError
+from llmgw.domain.errors import NotFound, ParseError, StorageError
 from llmgw.server.mirror import Mirror
-from llmgw.system import files, hashing
+from llmgw.system import files
 
 FICLONE = 0x40049409              # linux/fs.h; Btrfs and XFS share blocks until one of the two is written to
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS)
@@ -18,20 +18,7 @@ def link(mirror: Mirror, path: str, digest: str) -> int:
     """Make ``path`` the blob ``digest`` and return its size; refuse another filesystem, and other content."""
     if not path.startswith("/") or "\0" in path:
         raise ParseError(f"not an absolute path: {path!r:.200}")
-    if mirror.has(digest):
-        return os.path.getsize(mirror.path(digest))
-    scratch = mirror.scratch(digest)
-    files.remove(scratch)
-    try:
-        _share(path, scratch)
-        actual, _, size = hashing.hash_file(scratch)
-        if actual != digest:
-            raise DigestMismatch(path, expected=digest, actual=actual)
-        mirror.adopt(scratch, digest)
-        return size
-    except BaseException:
-        files.remove(scratch)
-        raise
+    return mirror.take(digest, lambda scratch: _share(path, scratch), path)
 
 
 def _share(path: str, scratch: str) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from dataclasses import replace
-from typing import BinaryIO, Dict, Iterable, List, Optional, Set, Tuple
+from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from llmgw.api import paths, wire
 from llmgw.domain.digest import blob_path, fingerprint, sha256_hex
@@ -88,10 +88,6 @@ class Mirror:
 
     def _part_path(self, digest: str) -> str:
         return os.path.join(self._uploads, sha256_hex(digest) + ".part")
-
-    def scratch(self, digest: str) -> str:
-        """Return where a file may lie on its way to become this blob."""
-        return self._part_path(digest) + ".copy"
 
     def _part_size(self, digest: str) -> int:
         try:
@@ -316,23 +312,39 @@ class Mirror:
     def import_file(self, path: str, name: str, source: str) -> Weights:
         """Copy a file of this machine into the mirror and return its manifest (kept by the caller)."""
         digest, _, size_bytes = hashing.hash_file(path)
-        if not self.has(digest):
-            scratch = self.scratch(digest)
+        try:
+            self.take(digest, lambda scratch: self._copy(path, scratch, size_bytes), path)
+        except DigestMismatch:
+            raise Conflict(f"{path}: the file changed while it was read") from None
+        flat = os.path.basename(path)
+        return self.complete(Weights(name, "", (WeightsFile(flat, size_bytes, digest),), source=source))
+
+    def take(self, digest: str, lay: Callable[[str], None], origin: str) -> int:
+        """Make the blob of what ``lay`` puts at the path it is given, and return its size; other content is refused.
+
+        One at a time for each blob: what another has laid there may be a second name of somebody's file.
+        """
+        name = sha256_hex(digest)
+        with self._part(name).lock:
+            if self.has(name):
+                return os.path.getsize(self.path(name))
+            scratch = self._part_path(name) + ".copy"
+            files.remove(scratch)
             try:
-                self._copy(path, scratch, size_bytes)
-                if hashing.hash_file(scratch)[0] != digest:
-                    raise Conflict(f"{path}: the file changed while it was read")
-                self.adopt(scratch, digest)
+                lay(scratch)
+                actual, _, size_bytes = hashing.hash_file(scratch)
+                if actual != name:
+                    raise DigestMismatch(origin, expected=name, actual=actual)
+                self.adopt(scratch, name)
+                return size_bytes
             except BaseException:
                 files.remove(scratch)        # a full disk needs the room
                 raise
-        flat = os.path.basename(path)
-        return self.complete(Weights(name, "", (WeightsFile(flat, size_bytes, digest),), source=source))
 
     def _copy(self, path: str, scratch: str, size_bytes: int) -> None:
         self._check_space(size_bytes)
         with files.storing("read", path), open(path, "rb") as data, files.storing("write", scratch):
-            handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(handle, "wb") as out:
                 for piece in iter(lambda: data.read(paths.PIECE_BYTES), b""):
                     out.write(piece)

@@ -281,6 +281,22 @@ def test_a_file_is_linked_instead_of_copied_and_only_when_it_is_what_it_should_b
     assert os.listdir(os.path.join(mirror.folder, "uploads")) == []
 
 
+def test_a_model_whose_blob_goes_while_it_is_read_is_not_kept(mirror, store):
+    bring(mirror)
+    mirror.register_model(manifest("old", ("a", DATA)))
+    complete = mirror.complete
+
+    def read_while_another_is_removed(given):
+        made = complete(given)
+        mirror.remove_model("old", ())
+        return made
+
+    mirror.complete = read_while_another_is_removed
+    with pytest.raises(Conflict, match="not in the mirror any more"):
+        mirror.register_model(manifest("new", ("a", DATA)))
+    assert mirror.models() == []
+
+
 def test_a_link_that_a_killed_server_left_is_never_written_to(mirror, tmp_path):
     source = tmp_path / "model.bin"
     source.write_bytes(DATA)

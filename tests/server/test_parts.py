@@ -369,6 +369,35 @@ def test_a_file_of_the_control_plane_is_imported_once_and_again_when_it_changes(
     assert "not of a kind" in sources.weights(ModelSpec("m", "llama.cpp", "ftp:x"))[1]
 
 
+def test_a_file_whose_import_ends_while_it_is_looked_for_is_not_read_again(store, tmp_path, clock):
+    mirror, reads, go = Mirror(str(tmp_path / "mirror"), store, clock), [], threading.Event()
+    path, spec, copy = tmp_path / "a.bin", ModelSpec("m", "llama.cpp", f"file:{tmp_path / 'a.bin'}"), mirror.import_file
+    path.write_bytes(b"one")
+
+    def import_file(*args):
+        reads.append(threading.current_thread())
+        assert go.wait(30)
+        return copy(*args)
+
+    class LooksJustBeforeItComes:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def get(self, key):
+            found = store.get(key)
+            if reads:
+                go.set()
+                reads[0].join(30)
+            return found
+
+    mirror.import_file = import_file
+    sources = Sources(LooksJustBeforeItComes(), mirror, None, threading.Event())
+    assert sources.weights(spec)[0] is None
+    until(lambda: reads)
+    assert sources.weights(spec) == (None, f"reading {path} into the mirror")
+    assert sources.weights(spec)[0].name == "m" and len(reads) == 1
+
+
 class Releases:
     """A stand-in for the release list: what is asked of the real one, with answers of the test's."""
 

@@ -58,6 +58,7 @@ class Mirror:
             files.make_dir(made)
         self._uploads = files.make_dir(os.path.join(folder, "uploads"))
         self.pace = Pace()            # of what nodes get
+        self._names = threading.Lock()     # no blob goes between a look at what names it and the next name
         self._lock = threading.Lock()
         self._parts: Dict[str, _Part] = {}
         self._chunks: Dict[str, Tuple[str, ...]] = {}
@@ -223,8 +224,12 @@ class Mirror:
 
     def register_model(self, given: Weights) -> Weights:
         """Keep a manifest whose blobs are all here, and return it as it is kept."""
-        made = self.complete(given)
-        self._store.txn((), [Put(records.MANIFESTS + made.name, wire.WEIGHTS.encode(made))])
+        made = self.complete(given)            # may read for minutes; a blob may go meanwhile
+        with self._names:
+            lost = self.lost(made)
+            if lost:
+                raise Conflict(f"{lost[0]}: its blob is not in the mirror any more", hint="upload it again")
+            self._store.txn((), [Put(records.MANIFESTS + made.name, wire.WEIGHTS.encode(made))])
         return made
 
     def lost(self, weights: Weights) -> Tuple[str, ...]:
@@ -265,8 +270,9 @@ class Mirror:
         gone = self.model(name)
         if gone is None:
             raise NotFound(f"no such model in the mirror: {name:.100}", hint="llmgw.pyz ctl mirror list shows them")
-        self._store.txn((), [Delete(records.MANIFESTS + name), Delete(records.NOTES + name)])
-        self._collect((file.sha256 for file in gone.files), used)
+        with self._names:
+            self._store.txn((), [Delete(records.MANIFESTS + name), Delete(records.NOTES + name)])
+            self._collect((file.sha256 for file in gone.files), used)
 
     # Engine archives.
 
@@ -284,12 +290,14 @@ class Mirror:
             if "/" in text:
                 raise ParseError(f"{what} {text!r:.100} is not a flat name")
         digest = sha256_hex(sha256)
-        if not self.has(digest):
-            raise Conflict(f"{name}: its blob {digest} is not in the mirror", hint="upload it first")
-        if os.path.getsize(self.path(digest)) != size_bytes:
-            raise ParseError(f"{name}: {size_bytes} bytes, but the blob has {os.path.getsize(self.path(digest))}")
-        made = EngineArchive(engine, version, Asset(name, size_bytes, digest), self._clock.wall(), source)
-        self._store.txn((), [Put(_archive_key(engine, version, name), wire.ENGINE_ARCHIVE.encode(made))])
+        with self._names:
+            if not self.has(digest):
+                raise Conflict(f"{name}: its blob {digest} is not in the mirror", hint="upload it first")
+            size = os.path.getsize(self.path(digest))
+            if size != size_bytes:
+                raise ParseError(f"{name}: {size_bytes} bytes, but the blob has {size}")
+            made = EngineArchive(engine, version, Asset(name, size_bytes, digest), self._clock.wall(), source)
+            self._store.txn((), [Put(_archive_key(engine, version, name), wire.ENGINE_ARCHIVE.encode(made))])
         return made
 
     def archive(self, engine: str, version: str, name: str) -> Optional[EngineArchive]:
@@ -300,8 +308,9 @@ class Mirror:
         gone = self.archive(engine, version, name)
         if gone is None:
             raise NotFound(f"no such archive in the mirror: {engine} {version} {name:.100}")
-        self._store.txn((), [Delete(_archive_key(engine, version, name))])
-        self._collect([gone.asset.sha256], ())
+        with self._names:
+            self._store.txn((), [Delete(_archive_key(engine, version, name))])
+            self._collect([gone.asset.sha256], ())
 
     def _collect(self, digests: Iterable[str], used: Iterable[Weights]) -> None:
         kept = self.named_digests() | {file.sha256 for weights in used for file in weights.files}

@@ -84,6 +84,8 @@ class Sources:
         except OSError as error:
             return None, f"cannot read {path}: {error.strerror}"
         identity = (stat.st_mtime_ns, stat.st_size)
+        with self._lock:
+            running = path in self._running           # before what it left is looked for: it may end between the two
         entry = self._store.get(_key(path, name))
         if entry is not None and (entry.value["mtime_ns"], entry.value["size_bytes"]) == identity:
             weights = wire.WEIGHTS.decode(entry.value["weights"], entry.key)
@@ -93,7 +95,7 @@ class Sources:
             problem = self._problems.get(path)
             if problem is not None and problem.holds(identity):
                 return None, problem.sentence
-            if path not in self._running:
+            if not running and path not in self._running:
                 self._running[path] = name
                 threading.Thread(target=self._import, args=(path, name, identity), name="import-file",
                                  daemon=True).start()

@@ -87,4 +87,4 @@ def wrong(path: str, size: int, chunks: Sequence[str], *,
     except OSError as error:
         if error.errno == errno.EIO:              # the disk itself says that it cannot be read
             return list(range(len(chunks)))
-        raise storage_error("write", path, error) from error
+        raise storage_error("read", path, error) from error

@@ -19,7 +19,7 @@ from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.system import failpoint
 from llmgw.system.chunk_file import ChunkFile
 from llmgw.system.download import PIECE_BYTES, Source, Stopped, content_range, put_in_place
-from llmgw.system.files import check_space, make_dir, storage_error, storing
+from llmgw.system.files import check_space, make_dir, storage_error, storing, write_at
 from llmgw.system.have import Have, forget
 from llmgw.system.shares import COMING, HERE, NOTHING, Patience, Shares
 from llmgw.system.stall import STALLED_SECONDS, Stall
@@ -284,7 +284,7 @@ class Transfer:
             if not count:
                 raise DownloadFailed(f"the transfer ended at {start + have} of {self._size} bytes")
             piece = buffer[:count]
-            os.pwrite(self._place.file, piece, start + have)
+            write_at(self._place.file, piece, start + have)
             digest.update(piece)
             have += count
             watch.saw(count)

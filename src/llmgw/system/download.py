@@ -12,7 +12,7 @@ from llmgw.domain.digest import sha256_hex
 from llmgw.domain.errors import DigestMismatch, DownloadFailed
 from llmgw.domain.model import CHUNK_BYTES, chunk_count
 from llmgw.system import failpoint
-from llmgw.system.files import check_space, fsync_dir, make_dir, remove, storage_error, storing
+from llmgw.system.files import check_space, fsync_dir, make_dir, remove, storage_error, storing, write_at
 from llmgw.system.stall import STALLED_SECONDS, Stall
 
 PIECE_BYTES = 256 << 10
@@ -154,7 +154,7 @@ class _Fetch:
         while start + len(data) < end:
             at = start + len(data)
             piece = self._read(at, min(PIECE_BYTES, end - at))
-            os.pwrite(self._file, piece, at)
+            write_at(self._file, piece, at)
             data += piece
             self._check_while_writing(len(piece))
             self._tell(at + len(piece))

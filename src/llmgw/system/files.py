@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, Optional, Union
 
 from llmgw.domain.errors import AlreadyRunning, DiskFull, LlmgwError, StorageError
 from llmgw.system import failpoint
@@ -88,6 +88,14 @@ def write_atomic(path: str, data: bytes, mode: int = 0o600) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
             raise
+
+
+def write_at(handle: int, data: Union[bytes, memoryview], offset: int) -> None:
+    """Write all of ``data``; the kernel writes what fits when a disk fills up, and says so at the next write only."""
+    view = memoryview(data)
+    while len(view):
+        count = os.pwrite(handle, view, offset)
+        view, offset = view[count:], offset + count
 
 
 def sweep_scratch(*folders: str) -> None:

@@ -9,7 +9,7 @@ import re
 from typing import Optional, Sequence, Tuple
 
 from llmgw.domain.model import chunk_count
-from llmgw.system.files import read_bytes, remove, storing
+from llmgw.system.files import read_bytes, remove, storing, write_at
 from llmgw.system.shares import HERE
 
 SUFFIX = ".have"
@@ -26,7 +26,7 @@ class Have:
         with storing("open", self._path):
             self._file = os.open(self._path, flags, 0o644)
         with storing("write", self._path):
-            os.write(self._file, b"%016d\n" % size + b"0" * chunk_count(size))
+            write_at(self._file, b"%016d\n" % size + b"0" * chunk_count(size), 0)
 
     def mark(self, run: Sequence[int], state: str = HERE) -> None:
         """Say how it is with chunks."""

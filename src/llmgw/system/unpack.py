@@ -68,9 +68,10 @@ class _Writer:
         with self._parent(parts) as parent:
             handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
                              0o755 if mode & 0o100 else 0o644, dir_fd=parent)
-            with os.fdopen(handle, "wb", buffering=0) as out:
+            with os.fdopen(handle, "wb") as out:        # buffered: it writes on where the kernel wrote a part
                 for piece in pieces:
                     out.write(piece)
+                out.flush()
                 os.fsync(out.fileno())
         self._files.add(parts)
 

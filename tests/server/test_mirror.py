@@ -187,6 +187,21 @@ def test_a_full_disk_keeps_what_was_there_and_goes_on_later(tmp_path):
     assert (tmp_path / "mirror" / "blobs" / "sha256" / DIGEST).read_bytes() == DATA
 
 
+@pytest.mark.parametrize("short", (1, 100, 5000))
+def test_a_piece_of_which_only_a_part_fits_leaves_nothing_of_it(tmp_path, short):
+    code = CHILD.replace("while at", (
+        "import resource\n"
+        "at = mirror.append(sys.argv[2], at, data[:1000])\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) - {short}, resource.RLIM_INFINITY))\n"
+        "try:\n    mirror.append(sys.argv[2], at, data[at:])\nexcept Exception as error:\n"
+        "    print(type(error).__name__, mirror.received(sys.argv[2])[0])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\nwhile at"))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), DIGEST], timeout=60, stdout=subprocess.PIPE,
+                          text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["StorageError", "1000"])
+    assert (tmp_path / "mirror" / "blobs" / "sha256" / DIGEST).read_bytes() == DATA
+
+
 def test_a_manifest_is_kept_with_what_the_server_itself_read(mirror):
     bring(mirror)
     given = manifest("m", ("a.bin", DATA))

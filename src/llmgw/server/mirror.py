@@ -114,15 +114,15 @@ class Mirror:
                 part.restart()
             self._check_space(len(piece))
             with files.storing("write", path):
-                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                with os.fdopen(handle, "wb") as out:
-                    try:
-                        out.write(piece)
-                        out.flush()
-                        failpoint.reach("upload-after-write")
-                    except OSError:
-                        os.ftruncate(out.fileno(), size)
-                        raise
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    files.write_at(handle, piece, size)
+                    failpoint.reach("upload-after-write")
+                except OSError:
+                    os.ftruncate(handle, size)
+                    raise
+                finally:
+                    os.close(handle)
             if part.hashed_bytes == size:
                 part.digest.update(piece)
                 part.hashed_bytes += len(piece)
